@@ -1,6 +1,6 @@
-// The CPU attention kernel (bars: docs/kernels.md): every instruction set beside the core's peak
-// and PyTorch's operator, short shards beside one long sequence, and several threads beside one.
-// Peaks are measured in the same rounds.
+// The CPU attention kernel (bars: docs/kernels.md): every instruction set compared with the core's
+// peak and with PyTorch's operator, short shards with one long sequence, and several threads with
+// one. Peaks are measured in the same rounds.
 //   bench/report.py build/release/bench/attention
 
 #include <fmt/format.h>

@@ -78,7 +78,7 @@ void write_row(const char* line, const RowSpec& row, Pass pass, Json rates, Json
 Measurer::Measurer(const MeasureOptions& options) : options_(options), one_(1) {
   const std::span<const int> cores(options_.cores);
   if (cores.size() == 1) return;
-  pin_to(cores.subspan(1));  // what the pool's threads inherit
+  pin_to(cores.subspan(1));  // the pool's threads inherit these cores
   all_.emplace(static_cast<int>(cores.size()));
   pin_to(cores.first(1));
 }

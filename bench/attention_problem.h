@@ -19,7 +19,7 @@ constexpr std::string_view pass_name(Pass pass) {
   return pass == Pass::kForward ? "forward" : "backward";
 }
 
-/// Of the buffers [tokens, heads, head_dim]. A problem may use the first heads of it only: the
+/// Heads of the buffers [tokens, heads, head_dim]. A problem may use the first heads only: the
 /// memory of a whole layer in the time of a few heads.
 struct Heads {
   int64_t heads = 0;     // query heads in the buffer
@@ -78,7 +78,7 @@ class Problem {
   ScalarType type_;
   Heads heads_;
   kernels::Shape shape_;
-  double pairs_ = 0;  // of one head
+  double pairs_ = 0;  // (query, key) pairs of one head that the mask allows
   kernels::TaskList list_;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// What bench/attention measures, one row after another. Plain values, any thread.
+// The rows that bench/attention measures, one after another. Plain values, any thread.
 
 #include <cstdint>
 #include <string>
@@ -10,7 +10,7 @@
 namespace distca::bench {
 
 enum class RowKind {
-  kLength,   // one causal sequence, per instruction set, beside PyTorch
+  kLength,   // one causal sequence, per instruction set, against PyTorch
   kShards,   // shards of several sizes against one long sequence
   kThreads,  // one causal sequence on several threads against one
 };
@@ -32,7 +32,8 @@ constexpr int64_t kContext = 8192;
 
 /// Rows for the instruction sets that this machine has. `quick`: a few of them.
 std::vector<RowSpec> all_rows(bool quick);
-/// Those whose names hold every word of `words`, separated by spaces. Throws Error(kUsage) if none.
+/// Returns the rows whose names hold every word of `words`, separated by spaces. Throws
+/// Error(kUsage) if there is none.
 std::vector<RowSpec> selected_rows(const std::vector<RowSpec>& rows, const std::string& words);
 
 /// The shards that have a bar, in queries.

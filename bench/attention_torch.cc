@@ -74,7 +74,7 @@ class AtenAttention : public TorchAttention {
     return at::from_blob(data, from.sizes(), torch_type(buffer.type())).copy_(from);
   }
 
-  Arena arena_;  // of the inputs
+  Arena arena_;  // memory of the inputs
   double scale_;
   at::Tensor q_, k_, v_, d_o_, o_, lse_;
 };

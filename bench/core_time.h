@@ -9,12 +9,12 @@
 namespace distca::bench {
 
 struct CoreTime {
-  double seconds = 0;          // that passed
-  double taken_seconds = 0;    // of the core, by whomever: an idle core's timer included
-  double process_seconds = 0;  // that this process's threads were charged for
+  double seconds = 0;          // elapsed time
+  double taken_seconds = 0;    // the core's time that somebody took: an idle core's timer, too
+  double process_seconds = 0;  // charged to this process's threads, without the clock's reader
 };
 
-/// Runs `work` on the calling thread, beside the clock's reader.
+/// Runs `work` on the calling thread while another thread on the core reads the clock.
 CoreTime core_time_of(const std::function<void()>& work);
 
 }  // namespace distca::bench

@@ -1,5 +1,5 @@
 // Core attention on a CUDA device: fused calls of equal shards with random contexts, our copies
-// among them, beside the operator alone on one long sequence of the same work, forward and
+// among them, compared with the operator alone on one long sequence of the same work, forward and
 // backward, as shares of the device's bf16 peak (a large matrix product in the same rounds); what
 // deterministic sums cost; and the grid that plans read.
 //   bench/report.py build/release/bench/cuda_attention
@@ -38,14 +38,14 @@ namespace distca::bench {
 namespace {
 
 constexpr ScalarType kType = ScalarType::kBFloat16;
-constexpr int64_t kPeakSize = 8192;  // of the matrix product on a device
+constexpr int64_t kPeakSize = 8192;  // rows and columns of the matrix product on a device
 constexpr int64_t kPeakSizeOfCpu = 256;
 constexpr int kMostCallsAtOnce = 4;      // so that the device need not wait for the host
-constexpr int64_t kShard = 128;          // of a document
+constexpr int64_t kShard = 128;          // tokens of a shard of a document
 constexpr int64_t kMostContext = 16384;  // the paper's, figure 5
 constexpr int64_t kLeastContext = 128;
 constexpr int64_t kContextStep = 8;
-constexpr double kLeastSeconds = 0.02;  // of a contender's turn in a round
+constexpr double kLeastSeconds = 0.02;  // least time of a contender's turn in a round
 constexpr int64_t kForwardFlops = 4;    // a pair, head and element of head_dim
 constexpr int64_t kBackwardFlops = 10;
 
@@ -54,10 +54,10 @@ struct Arguments {
   int64_t heads = 4;
   int64_t kv_heads = 1;
   int64_t head_dim = 128;
-  int64_t query_tokens = 32768;     // of a call
-  int64_t key_tokens = 4 << 20;     // of a call, at most
+  int64_t query_tokens = 32768;     // queries of a call
+  int64_t key_tokens = 4 << 20;     // keys of a call, at most
   int64_t profile_tokens = 131072;  // the largest of the grid
-  int64_t document_tokens = 32768;  // that is cut into shards
+  int64_t document_tokens = 32768;  // length of the one that is cut into shards
   int64_t most_shard = 2048;
   uint64_t seed = 1;
   std::string profile;
@@ -159,7 +159,7 @@ class Problem {
     backward();
     at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
   }
-  /// What the operator itself is called for in the two; on a CPU, all of it.
+  /// These two play the calls of the operator itself alone; on a CPU, the whole pass.
   void forward_operator() const { cuda_device_ < 0 ? void(forward()) : forward_calls_.play(); }
   void backward_operator() const { cuda_device_ < 0 ? void(backward()) : backward_calls_.play(); }
   double flops(int64_t a_pair) const {
@@ -173,7 +173,7 @@ class Problem {
   kernels::Shape shape_;
   int64_t pairs_ = 0;
   std::optional<AttentionTensors> tensors_;
-  mutable TaskLaunches forward_, backward_;  // as layers after the first find them
+  mutable TaskLaunches forward_, backward_;  // kept from the first call on, as by a step's layers
   const std::unique_ptr<VarlenOperator> op_ = fused_operator(shape_, kType);
   OperatorCalls forward_calls_{*op_}, backward_calls_{*op_};
 };
@@ -266,8 +266,8 @@ std::vector<kernels::Task> shards_of_document(const Arguments& arguments, int64_
   return tasks;
 }
 
-/// Beside the operator alone, on the document as one task and on the same shards: a line of GFLOP/s
-/// and of what a call copies.
+/// Compares shards of a document with the operator alone, on the document as one task and on the
+/// same shards. Writes a line of GFLOP/s and of the bytes that a call copies.
 void measure_document(const Arguments& arguments, const char* rows, int64_t step, bool scattered) {
   const Problem shards(arguments, shards_of_document(arguments, step, scattered));
   const Problem whole(arguments,
@@ -291,7 +291,7 @@ void measure_document(const Arguments& arguments, const char* rows, int64_t step
 // --- the grid that plans read --------------------------------------------------------------------
 
 /// The best of some calls of as many equal tasks as a call may have, a task's part of it: what a
-/// task costs beside others.
+/// task costs among others.
 void measure_entry(const Arguments& arguments, const TaskSize& size, AttentionProfile& profile) {
   const int64_t copies = std::max<int64_t>(
       1, std::min(arguments.query_tokens / size.queries, arguments.key_tokens / size.keys));

@@ -61,7 +61,7 @@ Documents mixed(int64_t tokens) {
   return documents;
 }
 
-/// What a line is measured of.
+/// A case that is measured: one line of output.
 struct Setting {
   Documents documents;
   int ranks = 1;
@@ -91,7 +91,7 @@ LlamaConfig model_of(const Arguments& arguments, int layers) {
   return model;
 }
 
-/// What a rank does in a step.
+/// A rank's program and tokens in a step.
 StepInput input_of(const PlanIndex& index, const Plan& plan, const LlamaConfig& model,
                    const StepOptions& options, int rank) {
   StepInput input{
@@ -110,7 +110,7 @@ StepInput input_of(const PlanIndex& index, const Plan& plan, const LlamaConfig& 
   return input;
 }
 
-/// What a rank's step took. Sums over all ranks are the layer's.
+/// The cost of a rank's step. Sums over all ranks are the layer's.
 struct Taken {
   double device_s = 0;
   double host_s = 0;  // processor time of the rank's thread in the program's operations
@@ -155,8 +155,8 @@ double played_s(const OpTimes& times) {
   return seconds;
 }
 
-/// What all ranks' steps took together: the longest time, the mean processor time and operators of
-/// a rank, and all bytes.
+/// The cost of all ranks' steps together: the longest time, the mean processor time and operators
+/// of a rank, and all bytes.
 Json all_of(const std::vector<Taken>& ranks) {
   Taken all;
   for (const Taken& one : ranks) {
@@ -172,8 +172,8 @@ Json all_of(const std::vector<Taken>& ranks) {
           {"copied_bytes", all.copied}};
 }
 
-/// Of steps with so many layers, on one rank of those of `plan`. The rounds, which only rank 0
-/// returns.
+/// Plays steps with the layers of `config` as one of the ranks of `plan`. Only rank 0 returns the
+/// rounds, each the cost of all ranks.
 std::vector<Json> rounds_of(const Arguments& arguments, const Config& config, const Plan& plan,
                             Communicator& comm) {
   const StepOptions options = step_options(config);

@@ -21,7 +21,7 @@ struct FixedPacking {
 };
 FixedPacking fixed_packing(const LlamaConfig& model, const BatchLengths& batch, int num_workers);
 
-/// What torch.optim.AdamW and clipping take, under the keys of [optimizer].
+/// The options of torch.optim.AdamW and of clipping, under the keys of [optimizer].
 Json optimizer_json(const Config::Optimizer& options);
 
 class DdpRival {
@@ -38,7 +38,7 @@ class DdpRival {
   Json answer(size_t rank, const std::string& awaited);
 
   int64_t vocab_size_;
-  std::filesystem::path folder_;  // of the weights and of the ranks' store
+  std::filesystem::path folder_;  // folder of the weights and of the ranks' store
   std::vector<std::unique_ptr<ChildProcess>> ranks_;
 };
 

@@ -43,7 +43,7 @@ ExchangeWindow window_of(const Program& program, size_t at, const OpSeconds& sec
   return window;
 }
 
-/// Of the exchanges of one kind under one kind of operation.
+/// The two extremes among the exchanges of one kind under one kind of operation.
 struct Extremes {
   ExchangeWindow most;   // share()
   ExchangeWindow least;  // over_longest()

@@ -1,7 +1,7 @@
-// What fill and drain ticks of a pipeline send, beside a normal tick, in which every stage works.
-// There the ranks that hold tokens give most of their attention away, and one of them may become
-// the bottleneck of the exchange. Nano-batches of one stage: workload files, and sampled ones.
-// Planning times are processor times.
+// The messages of a pipeline's fill and drain ticks, compared with those of a normal tick, in which
+// every stage works. In fill and drain ticks the ranks that hold tokens give most of their
+// attention away, and one of them may become the bottleneck of the exchange. Nano-batches of one
+// stage: workload files, and sampled ones. Planning times are processor times.
 //   bench/report.py build/release/bench/fill_ticks
 
 #include <CLI/CLI.hpp>
@@ -28,9 +28,9 @@ constexpr double kLongMs = 50;                                       // planned 
 
 struct Arguments {
   std::string folder = DISTCA_WORKLOADS;  // in the source folder
-  std::string lengths = DISTCA_LENGTHS;   // beside the source folder
+  std::string lengths = DISTCA_LENGTHS;   // next to the source folder
   std::vector<int> stages = {2, 4};
-  std::vector<double> shares = {0.25, 0.5, 0.6};  // of attention, whole-even
+  std::vector<double> shares = {0.25, 0.5, 0.6};  // attention's share of all work, whole-even
   int sampled = 3;
   uint64_t seed = 42;
   int rounds = 5;
@@ -41,7 +41,7 @@ struct Arguments {
 struct Batch {
   std::string name;
   bool sampled = false;
-  int servers = 1;                   // of one stage
+  int servers = 1;                   // servers of one stage
   std::vector<NanoBatch> in_flight;  // [most stages]
 };
 
@@ -57,7 +57,7 @@ void set_speeds(PipelineRequest& request, double share) {
       pairs += length * (length + 1) / 2;
     }
   }
-  constexpr int64_t kLinearPs = 3'000'000;  // of a token, forward and backward
+  constexpr int64_t kLinearPs = 3'000'000;  // linear work of a token, forward and backward
   const double of_linear = share > 0 ? share / (1 - share) : 1;
   const double attention = tokens * kLinearPs / 3 * of_linear * 3.5;
   request.speeds.assign(request.grid.num_ranks(),
@@ -70,7 +70,7 @@ void set_speeds(PipelineRequest& request, double share) {
 struct Way {
   std::string name;
   FillTicks fill_ticks = FillTicks::kExact;
-  int64_t tolerance_ppm = 20'000;  // of a fill tick's length
+  int64_t tolerance_ppm = 20'000;  // relative to a fill tick's length
   bool spread = false;             // in all ticks, and in the layout
 };
 

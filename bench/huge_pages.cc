@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kLine = 64;
 constexpr int64_t kHugePage = 2 << 20;
-constexpr int64_t kReserved = int64_t{4} << 30;  // of addresses; pages come when touched
+constexpr int64_t kReserved = int64_t{4} << 30;  // address space; pages come when touched
 
 }  // namespace
 

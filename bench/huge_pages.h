@@ -24,8 +24,8 @@ class Arena {
   int64_t taken_ = 0;
 };
 
-/// Of the mapping where `address` lies: the share of its memory that is in huge pages; 0 where the
-/// system does not say.
+/// The share of memory in huge pages of the mapping where `address` lies; 0 where the system does
+/// not say.
 double huge_page_share(const void* address);
 
 }  // namespace distca::bench

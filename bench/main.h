@@ -1,5 +1,5 @@
 #pragma once
-// What every benchmark does: it reads its options, writes what it measured as lines of standard
+// The frame of every benchmark: it reads the options, writes what was measured as lines of standard
 // output, a JSON object each, first a header, then one a round or a measured row, and turns what is
 // thrown into one line and an exit code (distca/base/error.h). bench/report.py makes figures,
 // verdicts and tables of the lines. Thread rule: one thread of one rank.

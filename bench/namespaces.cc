@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kPrefix = "distca-overlap-";  // then the process, then the end
 constexpr const char* kInterface = "wire";          // each end's, in its namespace
-constexpr const char* kAddress = "10.97.0.1";       // of end 0
+constexpr const char* kAddress = "10.97.0.1";       // address of end 0
 
 void need(const std::string& command) {
   const Ran ran = run_program(command);
@@ -31,7 +31,7 @@ void need(const std::string& command) {
 
 std::string namespaces_of(pid_t process) { return fmt::format("{}{}-", kPrefix, process); }
 
-/// Of a run that was killed before it could do so.
+/// Removes the namespaces of runs that were killed before they could do so.
 void remove_leftovers() {
   std::istringstream lines(run_program("ip netns list").output);
   for (std::string line; std::getline(lines, line);) {

@@ -9,7 +9,7 @@
 
 namespace distca::bench {
 
-/// What a command of the shell left that was run to its end.
+/// The exit code and output of a shell command that was run to its end.
 struct Ran {
   int exit_code = 0;   // 127: it could not be started
   std::string output;  // standard output and error, without the last newline
@@ -43,7 +43,8 @@ struct TokenBucket {
 };
 TokenBucket token_bucket(double mb_per_s);
 
-/// Limits what the calling process's namespace sends; 0: no limit. Throws Error(kIo).
+/// Limits the rate at which the calling process's namespace sends. 0 means no limit. Throws
+/// Error(kIo).
 void limit_rate(double mb_per_s);
 
 }  // namespace distca::bench

@@ -13,7 +13,7 @@
 namespace distca::bench {
 namespace {
 
-/// What a rank has received after one exchange of three bytes.
+/// The receive buffer of a rank after one exchange of three bytes.
 std::array<char, 3> received(Communicator& group) {
   std::array<char, 3> out{'a', 'b', 'c'}, in{'x', 'y', 'z'};
   const int peer = 1 - group.rank();

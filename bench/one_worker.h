@@ -17,12 +17,12 @@
 
 namespace distca::bench {
 
-/// What a step took, in seconds, and what it computed. With one thread, seconds are processor time
-/// of the process, which the turns of other programs do not lengthen; with several, the time that
-/// passes, as `elapsed` always is.
+/// The times of a step, in seconds, and what it computed. With one thread, seconds are processor
+/// time of the process, which the turns of other programs do not lengthen; with several, the time
+/// that passes, as `elapsed` always is.
 struct TimedStep {
   double elapsed = 0, step = 0;
-  std::map<std::string, double> parts;  // of `step`, by name
+  std::map<std::string, double> parts;  // the parts of `step`, by name
   double loss = 0, gradient_norm = 0;   // a mean over targets; before clipping
 
   /// All clocks by name, and "attention".

@@ -38,7 +38,7 @@ TEST(OperatorCalls, are_played_as_they_were_made) {
   const kernels::Shape shape{.num_heads = 2, .num_kv_heads = 1, .head_dim_qk = 8, .head_dim_v = 8};
   const ScalarType type = ScalarType::kBFloat16;
   AttentionTensors tensors(shape, type, /*queries=*/700, /*keys=*/700);
-  // Of two length classes, and so two launches.
+  // The tasks are of two length classes, and so need two launches.
   tensors.list.tasks = {{.q_tokens = 100, .keys = {{.tokens = 100}}},
                         {.q_row = 100, .q_tokens = 600, .keys = {{.row = 100, .tokens = 600}}}};
   const SomeOperator op;

@@ -48,7 +48,7 @@ Layout exact_layout(const PlanRequest& request) {
 /// document or chunk in one piece has head.end == tail.begin.
 struct Item {
   int64_t document;
-  int64_t length;  // of the document
+  int64_t length;  // tokens of the document
   Range head;
   Range tail;
   int server;

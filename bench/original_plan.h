@@ -10,7 +10,7 @@
 
 namespace distca::bench {
 
-inline constexpr const char* kOriginal = "greedy-original";  // what its plans name as scheduler
+inline constexpr const char* kOriginal = "greedy-original";  // the scheduler that its plans name
 
 /// The plan for servers that are workers of equal capacity, of options.tolerance_ppm.
 ///
@@ -27,7 +27,8 @@ inline constexpr const char* kOriginal = "greedy-original";  // what its plans n
 /// ties by the item that came first. Time: moves x items.
 Plan original_plan(const PlanRequest& request);
 
-/// What the validator finds wrong with it, but for where it cuts documents.
+/// All violations that the validator finds in such a plan, except those for where it cuts
+/// documents.
 std::vector<std::string> original_violations(const Plan& plan);
 
 }  // namespace distca::bench

@@ -1,6 +1,6 @@
 // How much of the exchange is hidden: the overlap modes none, within and ping-pong between two
-// workers with a slow wire between them, beside a run whose exchanges have one byte. Then how much
-// of the sum of gradients is, on the same wire. As root, with iproute2:
+// workers with a slow wire between them, compared with a run whose exchanges have one byte. Then
+// how much of the sum of gradients is, on the same wire. As root, with iproute2:
 //   bench/report.py build/release/bench/overlap
 // Two network namespaces, joined by a veth pair with a token bucket in each direction, are made for
 // the run and removed after it; what a killed run leaves, the next one removes.
@@ -26,7 +26,7 @@
 namespace distca::bench {
 namespace {
 
-constexpr int kSkipped = 77;  // as ctest and automake understand it
+constexpr int kSkipped = 77;  // exit code of a skipped test for ctest and automake
 
 struct Arguments {
   /// 8 layers whose core attention and linear work take about as long.

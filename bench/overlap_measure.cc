@@ -107,7 +107,7 @@ int64_t sent_bytes(const Program& program) {
   return bytes;
 }
 
-/// What the wire alone needs for each exchange.
+/// Sets the time that the wire alone needs for each exchange.
 void set_wire_seconds(const Program& program, double bytes_per_s, OpSeconds* seconds) {
   for (const Op& op : program.ops) {
     if (communicates(op.kind))
@@ -184,9 +184,10 @@ TimedStep OverlapMeasurer::step(Arm arm, const RankBatch& inputs, bool cut) {
   return {.seconds = figures_of(all).seconds, .times = result.times};
 }
 
-/// So much swapped that the exchanges are as long beside what they run under as the setting wants.
+/// Chooses how much is swapped, so that the exchanges are as long, compared with what they run
+/// under, as the setting wants.
 SwappedBatch OverlapMeasurer::choose_batch(const OverlapSetting& setting, double wire_bytes_per_s) {
-  constexpr int kTries = 2;  // what is swapped changes what there is to attend
+  constexpr int kTries = 2;  // one is not enough: swapping changes what there is to attend
   constexpr int64_t kStep = 8, kLeast = 16;
   const int64_t tokens = tokens_of(setting.length);
   SwappedBatch batch{.home_tokens = tokens - tokens / 8, .swapped_tokens = tokens / 8};

@@ -15,20 +15,21 @@
 
 namespace distca::bench {
 
-constexpr int kNanoBatches = 2;  // of a step
+constexpr int kNanoBatches = 2;  // nano-batches of a step
 
 struct OverlapOptions {
   LlamaConfig model;
   int rounds = 15;
-  int shown_rounds = 5;  // of settings and arms that are not judged
+  int shown_rounds = 5;  // rounds of settings and arms that are not judged
 };
 
 /// Bytes a second that each of the two ranks sends while the other does, on a wire that is limited
-/// to `mb_per_s`; 0: it is not.
+/// to `mb_per_s`. 0 means that it is not limited.
 double wire_rate(Communicator& comm, double mb_per_s);
 
-/// What exchanges alone take of this rank's core, beside an idle one, in seconds, as means over the
-/// ranks: "alone_s", "idle_share", "used_s" and "charged_s" (core_time.h). Adds to `times`.
+/// Plays the exchanges alone and measures how much of a rank's core they take, compared with an
+/// idle core (core_time.h): "alone_s", the seconds on this rank, and as means over the ranks
+/// "idle_share", and in seconds "used_s" and "charged_s". Adds to `times`.
 Json core_figures(ExchangesAlone& alone, Communicator& comm, OpTimes* times);
 
 /// One rank's part of a batch, under whichever overlap mode.
@@ -43,9 +44,9 @@ RankBatch rank_batch(const SwappedBatch& batch, const LlamaConfig& model, int ra
 void add_means(const Program& program, const OpTimes& times, int played, bool computed,
                OpSeconds* seconds);
 
-/// Of each setting: limits the wire of this rank's namespace, chooses how much is swapped and
-/// measures. Lines: the setting, one a round, then what each kind of exchange takes beside what it
-/// runs under.
+/// Measures each setting: limits the wire of this rank's namespace, chooses how much is swapped and
+/// plays the rounds. Lines: the setting, one a round, then the time of each kind of exchange
+/// compared with that of what it runs under.
 void measure_overlap(const OverlapOptions& options, std::span<const OverlapSetting> settings,
                      Communicator& comm);
 

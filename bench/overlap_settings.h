@@ -7,12 +7,12 @@
 
 namespace distca::bench {
 
-/// How long each exchange is meant to be beside the operations it runs under.
+/// The length that each exchange is meant to have, compared with the operations it runs under.
 enum class ExchangeLength { kShorter, kBetween, kLonger };
 std::string_view length_name(ExchangeLength length);  // "shorter"
 
 struct OverlapSetting {
-  double mb_per_s = 0;  // that each direction of the wire is limited to; 0: no limit
+  double mb_per_s = 0;  // limit of each direction of the wire. 0 means no limit.
   ExchangeLength length = ExchangeLength::kShorter;
   bool judged = false;
   std::string name() const;  // "25 MB/s shorter"

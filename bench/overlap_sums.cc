@@ -19,9 +19,9 @@ namespace distca::bench {
 namespace {
 
 constexpr double kBucketMb = 0.5;
-/// How long the sum is to be beside the backward that can hide it.
+/// The sum's aimed length, relative to the backward that can hide it.
 constexpr double kAimedShorter = 0.55, kAimedLonger = 1.5;
-/// Of the tokens, so that exchanges of core attention are on the wire, too.
+/// One in so many tokens is swapped, so that exchanges of core attention are on the wire, too.
 constexpr int64_t kSwappedShare = 32;
 
 SwappedBatch batch_of(int64_t tokens) {
@@ -50,12 +50,13 @@ struct SumArm {
   Step step;
 };
 
-/// What is played, and what is on the wire, from the first message of a sum to the end of backward.
+/// The time of what is played, and of what is on the wire, from the first message of a sum to the
+/// end of backward.
 struct Hiding {
-  double under_s = 0;     // of compute
-  double wire_s = 0;      // of all messages, sums included
-  double exchange_s = 0;  // of core attention's messages
-  double sum_s = 0;       // of all sums
+  double under_s = 0;     // compute
+  double wire_s = 0;      // all messages, sums included
+  double exchange_s = 0;  // core attention's messages
+  double sum_s = 0;       // all sums
   /// How much of the backward that is left by exchanges the sum takes.
   double share() const { return sum_s / (under_s - exchange_s); }
 };
@@ -125,7 +126,7 @@ class SumMeasurer {
     bool cut;
   };
 
-  /// Of all ranks, from a barrier to the end of the slowest.
+  /// Plays a step and returns its seconds, from a barrier to the end of the slowest rank.
   double play(SumArm& arm, const RankBatch& inputs, bool cut, OpTimes* times = nullptr) {
     cuttable_.cut(cut);
     arm.optimizer.zero_gradients();
@@ -142,7 +143,7 @@ class SumMeasurer {
     return figures_of(all_gather(comm_, played, "figures of a step")).seconds;
   }
 
-  /// The same on both ranks.
+  /// Both ranks return the figures of rank 0.
   Hiding measured_hiding(const RankBatch& inputs, double rate) {
     OpTimes times;
     play(hidden_, inputs, /*cut=*/true, &times);

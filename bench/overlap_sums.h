@@ -16,9 +16,9 @@ struct SumSetting {
   std::string name() const;  // "25 MB/s sum shorter"
 };
 
-/// Of each setting: limits the wire, chooses as many tokens as make backward as long as is wanted
-/// beside the sum, and plays rounds: sums under backward twice, sums behind backward, and messages
-/// of one byte. Lines: the setting, then one a round.
+/// Measures each setting: limits the wire, chooses as many tokens as make backward as long as is
+/// wanted, compared with the sum, and plays rounds: sums under backward twice, sums behind
+/// backward, and messages of one byte. Lines: the setting, then one a round.
 void measure_sums(const OverlapOptions& options, std::span<const SumSetting> settings,
                   Communicator& comm);
 

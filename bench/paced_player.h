@@ -11,13 +11,13 @@
 
 namespace distca::bench {
 
-/// What one rank's step took, on a clock that all ranks of a machine share.
+/// The times of one rank's step, on a clock that all ranks of a machine share.
 struct PacedRank {
   double begin_s = 0, end_s = 0;
-  double slept_s = 0;      // of all operations
-  double late_s = 0;       // of what was slept: longer than the prices
+  double slept_s = 0;      // sum over all operations
+  double late_s = 0;       // slept_s less the prices of the operations
   double waited_s = 0;     // for messages
-  double processor_s = 0;  // of all threads of the process
+  double processor_s = 0;  // processor time of all threads of the process
 };
 
 class PacedPlayer {
@@ -27,7 +27,8 @@ class PacedPlayer {
   /// ranks, and plays it.
   PacedRank play(const Program& program, const std::function<double(const Op&)>& seconds,
                  TraceRecorder* recorder = nullptr);
-  /// The same, but nothing is sent, so nothing is waited for: what sleeps and the executor cost.
+  /// Plays likewise, but sends nothing, so waits for nothing: this shows what sleeps and the
+  /// executor cost.
   PacedRank sleep(const Program& program, const std::function<double(const Op&)>& seconds);
 
  private:

@@ -1,5 +1,5 @@
-// Pipelines whose stages share core attention, beside others, in parts of their own (minutes on two
-// cores; `bench/report.py build/release/bench/pipeline PART` runs and judges one):
+// Pipelines whose stages share core attention, compared with others, in separate parts (minutes on
+// two cores; `bench/report.py build/release/bench/pipeline PART` runs and judges one):
 //   paced    operations sleep stated prices; 45
 //   real     a small Llama on two cores; 20
 //   wire     paced, over a slow wire; as root; 11
@@ -23,7 +23,7 @@
 namespace distca::bench {
 namespace {
 
-constexpr int kSkipped = 77;  // as ctest and automake understand it
+constexpr int kSkipped = 77;  // exit code of a skipped test for ctest and automake
 
 struct Arguments {
   std::string part;

@@ -57,7 +57,8 @@ Json plan_figures(const PacedStep& step, PipelineArm arm) {
   return line;
 }
 
-/// [ranks] `asleep`: what their sleeps alone cost of the processor; empty: unknown.
+/// Figures of a played step from those of all ranks. `asleep`: [ranks] the processor time of their
+/// sleeps alone. An empty list means that it is unknown.
 Json played_figures(std::span<const PacedRank> ranks, std::span<const double> asleep) {
   double begin = ranks[0].begin_s, end = 0, late = 0, processor = 0, waited = 0, exchanges = 0;
   for (const PacedRank& rank : ranks) {
@@ -99,7 +100,7 @@ class PacedMeasurer {
                       {"contest", is_contest}});
     for (size_t i = 0; i < kArms.size() && comm_.rank() == 0; ++i)
       write("arm", plan_figures(*steps_[i], kArms[i]));
-    // What our exchanges cost of the processor is what sleeping alone does not.
+    // The processor time of our exchanges is what sleeping alone does not take.
     asleep_ = all_gather(comm_, player_.sleep(programs_[0], prices(0)).processor_s, "asleep");
     const int rounds = is_contest ? options_.contest_rounds : options_.rounds;
     const int shown_rounds =
@@ -119,7 +120,7 @@ class PacedMeasurer {
     }
   }
 
-  /// What every rank did in each tick of a step.
+  /// Writes what every rank did in each tick of a step.
   void trace() {
     for (size_t arm = 0; arm < kArms.size(); ++arm) {
       TraceRecorder recorder;
@@ -164,7 +165,8 @@ class PacedMeasurer {
   std::vector<double> asleep_;                     // [ranks] processor time without messages
 };
 
-/// What the first step of a process pays for: connections, the allocator's first pages.
+/// Plays a small step, so that no measured one pays for connections and the allocator's first
+/// pages.
 void warm_up(Communicator& comm, const PacedSetting& of) {
   PacedSetting setting = of;
   setting.micro_batches = 1;

@@ -13,9 +13,9 @@
 namespace distca::bench {
 
 struct PacedOptions {
-  int rounds = 5;           // of our arm, twice each
-  int contest_rounds = 15;  // of all arms, in the setting in which they are compared
-  int shown_rounds = 1;     // of the other arms elsewhere, where M = 2 P
+  int rounds = 5;           // rounds of our arm, which plays twice in each
+  int contest_rounds = 15;  // rounds of all arms, in the setting in which they are compared
+  int shown_rounds = 1;     // rounds of the other arms elsewhere, where M = 2 P
   double linear_ms = 14;    // PacedSetting::linear_s
   std::string only;         // the setting of this name, or all whose names hold it
 };
@@ -35,7 +35,7 @@ int ranks_of(const std::vector<PacedRun>& runs);
 void measure_paced(const PacedOptions& options, Communicator& comm);
 
 constexpr int kContestRanks = 4;
-/// A pipeline of two stages with a slow wire between them, beside messages of one byte.
+/// A pipeline of two stages with a slow wire between them, compared with messages of one byte.
 struct WireOptions {
   int rounds = 15;
   int shown_rounds = 5;                  // at rates that are not judged

@@ -25,12 +25,12 @@ namespace {
 constexpr int kStages = 2, kMicroBatches = 4, kLayers = 4;  // layers of a stage
 constexpr int64_t kTolerancePpm = 2'000;  // between processes of one machine, bytes are cheap
 
-/// What there is to compute. The MLP's width decides how much of it is core attention.
+/// The work of a step. The MLP's width decides how much of it is core attention.
 struct RealSetting {
   const char* name;
   int64_t intermediate_size;
-  int64_t tokens;        // of a nano-batch
-  double median_tokens;  // of a document
+  int64_t tokens;        // tokens of a nano-batch
+  double median_tokens;  // median length of a document
   bool judged;
 };
 constexpr std::array kSettings{RealSetting{"attention over 0.40", 512, 8192, 3072, true},
@@ -46,7 +46,7 @@ LlamaConfig model_of(const RealSetting& setting) {
           .head_dim = 64};
 }
 
-/// What two ways to play a batch are compared by.
+/// The ways to play a batch, which are compared.
 enum Way : size_t { kOurs, kAgain, kPaper, kPairs, kSingles, kEvenPacked, kDataParallel, kWays };
 constexpr std::array<const char*, kWays> kWayNames{
     "aligned, whole even",       "aligned, whole even, again",
@@ -166,7 +166,7 @@ class RealMeasurer {
   std::vector<std::vector<StepInput>> inputs_;  // [batch][way]
 };
 
-/// From steps of 1F1B, in which nothing runs beside an operation but what is handed over.
+/// Measures steps of 1F1B, in which only hand-overs run at the same time as an operation.
 void RealMeasurer::measure_speeds() {
   constexpr int kSteps = 5;
   const BatchLengths& batch = batches_[0];
@@ -301,7 +301,7 @@ void RealMeasurer::measure() {
 }  // namespace
 
 void measure_real(const RealOptions& options, Communicator& comm) {
-  keep_freed_memory();  // as `distca train` does in a pipeline
+  keep_freed_memory();  // `distca train` does so in a pipeline, too
   bool any = false;
   for (const RealSetting& setting : kSettings) {
     if (std::string(setting.name).find(options.only) == std::string::npos) continue;

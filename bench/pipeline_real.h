@@ -1,7 +1,7 @@
 #pragma once
-// Pipelines of two stages that compute: steps of a small Llama, one core a stage, beside 1F1B and
-// beside data parallel on the same documents. Rank 0 writes the lines. Thread rule: one thread a
-// rank, all ranks alike.
+// Pipelines of two stages that compute: steps of a small Llama, one core a stage, compared with
+// 1F1B and with data parallel training on the same documents. Rank 0 writes the lines. Thread rule:
+// one thread a rank, all ranks alike.
 
 #include <string>
 
@@ -12,7 +12,7 @@ namespace distca::bench {
 
 struct RealOptions {
   int rounds = 15;
-  int shown_rounds = 5;  // of the setting that is not judged
+  int shown_rounds = 5;  // rounds of the setting that is not judged
   int batches = 3;       // rounds take them in turn
   std::string only;      // settings whose names hold this
 };

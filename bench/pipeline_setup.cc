@@ -22,13 +22,14 @@ AttentionShape shape_of(const PacedSetting& setting) {
           .element_bytes = 2};
 }
 
-/// Of the lengths of documents, which are log-normal.
+/// Parameters of the lengths of documents, which are log-normal.
 constexpr double kMedianTokens = 1024, kSpread = 1.2;
 
-/// Of linear work: backward takes twice the time of forward. Of attention, 2.5 times.
+/// The time of both passes in units of forward: linear work's backward takes twice the time of its
+/// forward, attention's 2.5 times.
 constexpr double kLinearPasses = 3, kAttentionPasses = 3.5;
-/// Of a layer's linear work: norm, QKV and RoPE before attention; the rest, with the MLP, behind
-/// it.
+/// The share of a layer's linear work that lies before attention: norm, QKV and RoPE. The rest,
+/// with the MLP, lies behind it.
 constexpr double kBeforeAttention = 0.3;
 
 int64_t rounded(double value) { return static_cast<int64_t>(std::llround(value)); }

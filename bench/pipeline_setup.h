@@ -22,13 +22,15 @@ namespace distca::bench {
 struct PacedSetting {
   int stages = 2;
   int replicas = 1;
-  int micro_batches = 4;         // pairs of nano-batches
-  double attention_share = 0.4;  // of the time of all ranks' linear work and core attention
-  int layers = 8;                // of a stage
-  int64_t tokens = 16'384;       // of a nano-batch on a replica
-  double linear_s = 0.014;       // of a nano-batch in a layer, forward
-  int64_t head_dim = 1;          // of the one head: how large messages are
-  int64_t bytes_per_us = 0;  // by which fill ticks are weighed (PipelineRequest); 0: they are not
+  int micro_batches = 4;  // pairs of nano-batches
+  /// Core attention's share of the time of all ranks' linear work and core attention.
+  double attention_share = 0.4;
+  int layers = 8;           // layers of a stage
+  int64_t tokens = 16'384;  // tokens of a nano-batch on a replica
+  double linear_s = 0.014;  // linear work of a nano-batch in a layer, forward
+  int64_t head_dim = 1;     // size of the one head, which decides how large messages are
+  /// The bandwidth by which fill ticks are weighed (PipelineRequest). 0 means that they are not.
+  int64_t bytes_per_us = 0;
   FillTicks fill_ticks = FillTicks::kExact;
   uint64_t seed = 1;
 
@@ -57,17 +59,17 @@ BatchLengths paced_lengths(const PacedSetting& setting);
 /// The documents of each pair of nano-batches as one.
 BatchLengths paired(const BatchLengths& lengths);
 
-/// What the plans of an arm are made for.
+/// The problem that the plans of an arm solve.
 struct ArmRequest {
   Grid grid;
-  int64_t layers = 1;    // of a stage
-  BatchLengths lengths;  // as the arm plays them
+  int64_t layers = 1;    // layers of a stage
+  BatchLengths lengths;  // documents as the arm plays them
   AttentionShape shape;
-  RankSpeed speed;             // of every rank
-  std::vector<EndsTime> ends;  // [stage]; empty: no time
-  int64_t bytes_per_us = 0;    // as PipelineRequest's
+  RankSpeed speed;             // speed of every rank
+  std::vector<EndsTime> ends;  // [stage] An empty list means no time.
+  int64_t bytes_per_us = 0;    // PipelineRequest::bytes_per_us
   FillTicks fill_ticks = FillTicks::kExact;
-  int64_t tolerance_ppm = PlanOptions::kOwnTolerance;  // of arms whose attention is balanced
+  int64_t tolerance_ppm = PlanOptions::kOwnTolerance;  // for arms whose attention is balanced
 };
 PipelineStepRequest step_request(PipelineArm arm, const ArmRequest& request);
 
@@ -75,11 +77,11 @@ PipelineStepRequest step_request(PipelineArm arm, const ArmRequest& request);
 struct TickSums {
   int ticks = 0;
   double planned_s = 0, least_s = 0;
-  double over_least = 0;  // of the worst tick
+  double over_least = 0;  // TickFigures::over_ideal() of the worst tick
 };
 TickSums tick_sums(const PipelineParts& parts);
 
-/// What operations cost, in seconds.
+/// The prices of operations, in seconds.
 struct PacedPrices {
   double token_s = 0;  // linear work of a token in a layer, forward
   double pair_s = 0;   // core attention of a (query, key) pair in a layer, forward
@@ -95,7 +97,7 @@ class PacedStep {
   const PipelineParts& parts() const { return parts_; }
   Program program(int rank) const;
   std::vector<Program> programs() const;
-  /// The price of an operation of this rank; 0: of a communication, and of the model's ends.
+  /// The price of an operation of this rank. It is 0 for a communication and for the model's ends.
   double seconds(int rank, const Op& op) const;
   /// Linear work of a nano-batch in a layer.
   double linear_seconds(Pass pass) const;

@@ -26,7 +26,7 @@ struct Work {
   double linear_s = 0, attention_s = 0;
 };
 
-/// Of all ranks.
+/// The work of all ranks.
 Work work_of(const PacedStep& step) {
   Work work;
   for (int rank = 0; rank < step.parts().grid().num_ranks(); ++rank) {

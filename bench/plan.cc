@@ -22,7 +22,7 @@ namespace {
 struct Arguments {
   std::vector<std::string> workloads;
   std::string folder = DISTCA_WORKLOADS;  // in the source folder
-  std::string lengths = DISTCA_LENGTHS;   // beside the source folder
+  std::string lengths = DISTCA_LENGTHS;   // next to the source folder
   std::string scheduler = "balanced";
   int sampled = 20;
   uint64_t seed = 42;

@@ -1,5 +1,6 @@
 #pragma once
-// What bench/plan measures of one plan. Not thread-safe: times are of the one thread that calls.
+// The measurements of one plan by bench/plan. Not thread-safe: times are of the one thread that
+// calls.
 
 #include <string>
 #include <vector>

@@ -38,7 +38,8 @@ class Model {
   }
 
  private:
-  /// When all that this rank receives of a communication is there; none: some of it is not sent.
+  /// When all that this rank receives of a communication is there. Returns nothing if some of it is
+  /// not sent yet.
   std::optional<double> landed(size_t rank, const Op& op) const {
     double last = 0;
     for (const PeerMessage& message : programs_[rank].receives(op).messages) {

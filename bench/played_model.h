@@ -11,12 +11,13 @@
 namespace distca::bench {
 
 struct ModelledRank {
-  double end_s = 0;     // of the last operation
+  double end_s = 0;     // end of the last operation
   double worked_s = 0;  // the prices of all operations
 };
 
 /// [rank] `seconds(rank, op)` is the price of an operation of the compute stream. Each message
-/// takes `message_s` from the start of its communication, beside all others; sends leave at once.
+/// takes `message_s` from the start of its communication, at the same time as all others; sends
+/// leave at once.
 /// Programs that wait in a circle are a CHECK.
 std::vector<ModelledRank> modelled(const std::vector<Program>& programs,
                                    const std::function<double(int, const Op&)>& seconds,

@@ -12,7 +12,7 @@
 namespace distca::bench {
 
 struct Contender {
-  double flops = 0;                 // of one call
+  double flops = 0;                 // floating-point operations of one call
   std::function<double()> seconds;  // calls it once
 };
 
@@ -33,7 +33,7 @@ std::function<double()> timed(Clock clock, Work work) {
   };
 }
 
-/// Of one contender: GFLOP/s in each round.
+/// GFLOP/s of one contender in each round.
 using Rates = std::vector<double>;
 
 /// Each contender is called before the rounds, then in every round as often as it takes to

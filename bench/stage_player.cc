@@ -35,7 +35,7 @@ Stage stage_of(const LlamaConfig& config, const Communicator& comm) {
           .layers = {comm.rank() * layers, (comm.rank() + 1) * layers}};
 }
 
-/// What the playing thread did of each part but wait, elapsed and in processor time.
+/// The playing thread's time in all parts but wait, elapsed and in processor time.
 struct Played {
   double computed_s = 0, computed_processor_s = 0, copied_s = 0;
 };

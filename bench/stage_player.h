@@ -1,7 +1,7 @@
 #pragma once
 // One rank of a pipeline without replicas, which plays whole training steps of its stage in several
-// ways; and beside it the whole model, for data parallel. Weights are never updated, so that all
-// ways compute the same step. Thread rule: one thread a rank, all ranks alike.
+// ways and, for data parallel training, steps of the whole model. Weights are never updated, so
+// that all ways compute the same step. Thread rule: one thread a rank, all ranks alike.
 
 #include <memory>
 #include <vector>
@@ -17,10 +17,10 @@ namespace distca::bench {
 /// One rank's step.
 struct StageStep {
   PlayedStep played;
-  double computed_s = 0;            // of all operations of the compute stream
-  double attention_s = 0;           // likewise, of core attention alone
+  double computed_s = 0;            // time of all operations of the compute stream
+  double attention_s = 0;           // time of core attention alone
   double copied_s = 0;              // packing, issuing, landing
-  double exchange_processor_s = 0;  // of the process, but for these operations
+  double exchange_processor_s = 0;  // processor time of the process outside the compute stream
   OpTimes times;
 };
 

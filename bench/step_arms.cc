@@ -13,7 +13,7 @@
 namespace distca::bench {
 namespace {
 
-/// Of all threads of this process.
+/// Processor time of all threads of this process.
 double process_processor_seconds() {
   timespec time{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);

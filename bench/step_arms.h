@@ -29,10 +29,11 @@ struct StepArm {
   std::optional<LayerTimeOptions> weighed = {};
   StepOptions step;
   bool one_nano_batch = false;         // a batch's documents are planned and played together
-  int64_t max_tokens_per_worker = 0;   // of one nano-batch; 0: no cap
-  std::vector<int64_t> capacity = {};  // [workers] integers; empty: all alike
-  std::shared_ptr<const AttentionProfile> profile = {};  // none: load is counted in pairs
-  /// Plain packing is estimated from this arm's steps, as if played so; none: it is not.
+  int64_t max_tokens_per_worker = 0;   // cap for one nano-batch. 0 means no cap.
+  std::vector<int64_t> capacity = {};  // [workers] integers. Empty means all alike.
+  std::shared_ptr<const AttentionProfile> profile = {};  // without it, load is counted in pairs
+  /// Plain packing is estimated from this arm's steps, as if played in this mode. Without a mode it
+  /// is not estimated.
   std::optional<Overlap> packing = {};
 };
 
@@ -52,9 +53,9 @@ class StepPlayer {
 
   /// Its index.
   size_t add(const StepArm& arm);
-  /// What is changed holds from its next step on, but for `step`.
+  /// Changes hold from its next step on, except changes of `step`.
   StepArm& arm(size_t index) { return arms_.at(index).arm; }
-  /// As Step::set_recorder, for this arm's steps.
+  /// Does for this arm's steps what Step::set_recorder does.
   void set_recorder(size_t arm, TraceRecorder* recorder) {
     arms_.at(arm).step->set_recorder(recorder);
   }
@@ -63,7 +64,7 @@ class StepPlayer {
   /// Plans the batch and meets the others, neither of which counts, then plays forward, backward,
   /// the ordered sum of gradients and the update.
   PlayedStep play(size_t arm, const BatchLengths& batch);
-  /// The same, of all ranks: equal on every rank.
+  /// Plays likewise and returns the figures of all ranks, which are equal on every rank.
   StepFigures run(size_t arm, const BatchLengths& batch);
 
  private:

@@ -27,12 +27,12 @@ BatchLengths merged(const BatchLengths& batch);
 struct PlayedStep {
   double begin_s = 0;        // after a barrier
   double computed_s = 0;     // when nothing was left to compute before gradients were summed
-  double end_s = 0;          // of its update
+  double end_s = 0;          // end of its update
   double waited_s = 0;       // in exchanges of attention, for receives and sends
-  double processor_s = 0;    // of all threads of the process, from begin to end
+  double processor_s = 0;    // processor time of all threads of the process, from begin to end
   double loss_sum = 0;       // nats, over this rank's targets
-  double gradient_norm = 0;  // of the summed gradients, before clipping
-  RankSample sample;         // what the rank computed, and how long that took
+  double gradient_norm = 0;  // norm of the summed gradients, before clipping
+  RankSample sample;         // work of the rank, and the time that it took
 };
 
 /// The step of all ranks together.
@@ -44,9 +44,9 @@ struct StepFigures {
   /// used. Idle time less what the group's threads do meanwhile, and every other wait.
   double core_idle_share = 0;
   double loss = 0;           // sum over ranks, nats
-  double gradient_norm = 0;  // of the first rank
+  double gradient_norm = 0;  // norm on the first rank
   /// How long it would have taken under plain packing, estimated from the ranks' samples as a run
-  /// does (plan/plain_packing.h); 0: it was not estimated.
+  /// does (plan/plain_packing.h). 0 means that it was not estimated.
   double plain_packing_s = 0;
 };
 StepFigures figures_of(std::span<const PlayedStep> ranks);
@@ -57,7 +57,7 @@ StepFigures figures_of(std::span<const PlayedStep> ranks);
 /// of either side.
 double same_step_bound(int64_t tokens);
 
-/// Of one arm, round by round.
+/// The seconds of one arm, round by round.
 Rates seconds_of(const std::vector<StepFigures>& rounds);
 /// The arm with the lowest median over rounds; the first of equals. `seconds`: [arm][round].
 size_t fastest(const std::vector<Rates>& seconds);

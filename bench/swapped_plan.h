@@ -8,7 +8,7 @@
 
 namespace distca::bench {
 
-/// What each of the two workers holds of a nano-batch, in tokens.
+/// The tokens that each of the two workers holds of a nano-batch.
 struct SwappedBatch {
   int64_t home_tokens = 0;     // in one document, attended where it lives, in two tasks
   int64_t swapped_tokens = 0;  // in one document that the other worker attends

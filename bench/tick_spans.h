@@ -1,5 +1,5 @@
 #pragma once
-// What a rank did in each tick of a traced step: for a picture. Plain values, any thread.
+// The work of a rank in each tick of a traced step, for a picture. Plain values, any thread.
 
 #include <vector>
 
@@ -11,14 +11,15 @@ namespace distca::bench {
 
 struct TickSpan {
   int tick = 0;
-  /// Of its first and of its last operation in the tick. Spans overlap: where a stage has two
-  /// slots, the first may begin the next tick before the second ends this one.
+  /// Begin of its first and end of its last operation in the tick. Spans overlap: where a stage has
+  /// two slots, the first may begin the next tick before the second ends this one.
   double begin_s = 0, end_s = 0;
   Pass pass = Pass::kForward;
-  int micro_batch = -1;  // that this rank's stage plays; -1: it serves alone
-  double linear_s = 0;   // of its operations
-  double own_s = 0;      // core attention of its own rows
-  double served_s = 0;   // core attention of rows of other ranks
+  /// The micro-batch that this rank's stage plays. -1 means that the rank only serves others.
+  int micro_batch = -1;
+  double linear_s = 0;  // all operations but core attention
+  double own_s = 0;     // core attention of its own rows
+  double served_s = 0;  // core attention of rows of other ranks
   bool operator==(const TickSpan&) const = default;
 };
 

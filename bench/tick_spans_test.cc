@@ -5,7 +5,7 @@
 namespace distca::bench {
 namespace {
 
-/// As if the rank had never waited.
+/// Events as the rank would record them if it never waited.
 std::vector<TraceEvent> events_of(const PacedStep& step, int rank, const Program& program) {
   std::vector<TraceEvent> events;
   double now = 0;

@@ -1,5 +1,5 @@
-// A training step of two workers under our plans and overlap modes beside its rivals, in turns on
-// the same batches:
+// A training step of two workers under our plans and overlap modes compared with its rivals, in
+// turns on the same batches:
 //   bench/report.py build/release/bench/training
 // Rivals: fixed packing, variable-length packing, per-document context parallelism, the paper's
 // greedy, each under its best overlap mode, and PyTorch DDP. Control: equal documents.
@@ -41,12 +41,12 @@ struct Arguments {
       .python = DISTCA_PYTHON,
       .script = DISTCA_DDP_RIVAL};
   std::string data = "data/stdlib";
-  std::string lengths = DISTCA_LENGTHS;  // beside the source folder
+  std::string lengths = DISTCA_LENGTHS;  // next to the source folder
   std::string profile = "pairs";
   std::string only;
 };
 
-/// Those that can be read; why the others cannot.
+/// Returns the sources that can be read. `absent` gets why the others cannot.
 std::vector<BatchSource> read_sources(const Arguments& arguments,
                                       std::vector<std::string>& absent) {
   const ContestOptions& contest = arguments.contest;

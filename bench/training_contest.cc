@@ -30,7 +30,7 @@ constexpr size_t kSpeedBatches = 5;  // at least what SpeedMeter needs
 enum Who : size_t { kOurs, kOursAgain, kEqualDocuments, kFirstRival };
 constexpr const char* kRoles[] = {"ours", "again", "control", "rival"};
 
-/// What takes part: the ways it may play a step, of which the fastest counts.
+/// A participant, with the ways it may play a step, of which the fastest counts.
 struct Contestant {
   std::string name;
   std::vector<StepArm> ways;
@@ -100,7 +100,7 @@ std::vector<Contestant> contestants(const ContestOptions& options, const Speeds&
   whole_batch.max_tokens_per_worker = cap * options.shape.nano_batches;
   wlb.push_back(under({Overlap::kNone}, whole_batch)[0]);
   std::vector<Contestant> all = {{"balanced (ours)", our_ways(options, speeds, by("balanced"))},
-                                 {"ours again", {}},  // as ours was chosen
+                                 {"ours again", {}},  // its way is the one chosen for ours
                                  {"local, equal documents", local, /*equal_documents=*/true}};
   const std::vector<Contestant> rivals = {
       {kPacking, local},
@@ -196,7 +196,7 @@ void Contest::measure_peak() {
   write("peak", {{"gflops", gflops[0]}});
 }
 
-/// Of a few steps of fixed packing: what our tolerance is weighed with.
+/// Measures speeds in a few steps of fixed packing: our tolerance is weighed with them.
 void Contest::measure_speeds(const std::vector<BatchLengths>& batches) {
   SpeedMeter meter(comm_.size(), measured_bytes_per_us(comm_));
   for (size_t step = 0; step < kSpeedBatches; ++step) {
@@ -246,7 +246,8 @@ void Contest::run(const BatchSource& source) {
     return source.batches[kChoiceRounds + 1 + round + 1];
   };
   std::vector<ArmRun> runs;
-  std::vector<std::function<BatchLengths(int)>> documents;  // of a round, as the arm takes them
+  // [arm] The documents of a round, as the arm takes them.
+  std::vector<std::function<BatchLengths(int)>> documents;
   const auto write_arm = [&](const std::string& name, const std::string& way) {
     const size_t who = std::min<size_t>(runs.size(), kFirstRival);
     write("arm", {{"arm", name}, {"way", way}, {"role", kRoles[who]}});

@@ -12,7 +12,7 @@
 
 namespace distca::bench {
 
-/// Who ours may be compared with.
+/// The rivals that ours may be compared with.
 inline constexpr const char* kDdp = "ddp";
 inline constexpr const char* kPacking = "local";
 inline const std::vector<std::string> kRivals = {kPacking, "wlb", "per-document-cp", "greedy",
@@ -21,11 +21,11 @@ inline const std::vector<std::string> kRivals = {kPacking, "wlb", "per-document-
 struct ContestOptions {
   LlamaConfig model;
   BatchShape shape;
-  uint64_t seed = 1;  // of batches and weights
+  uint64_t seed = 1;  // seed of batches and weights
   int rounds = 15;
   std::vector<std::string> rivals = kRivals;
-  std::string python, script;                            // of the DDP rival
-  std::shared_ptr<const AttentionProfile> profile = {};  // prices of ours; none: pairs
+  std::string python, script;                            // interpreter and program of the DDP rival
+  std::shared_ptr<const AttentionProfile> profile = {};  // prices of our plans, if not pairs
 };
 
 /// The most tokens that any arm lets a worker hold at a time, over the mean.
@@ -34,10 +34,10 @@ constexpr double kMemoryCap = 1.5;
 /// Batches that a source must have.
 int num_batches(int rounds);
 
-/// First the DDP rival, if it is among the rivals, beside ours: its first step and ours on the same
-/// documents; one that computes something else is a CHECK. Then the peak of all ranks and their
-/// speeds, and of each source every arm's best way, by a few rounds of their own, and `rounds`
-/// rounds of all.
+/// First compares the DDP rival, if it is among the rivals, with ours: its first step and ours on
+/// the same documents; one that computes something else is a CHECK. Then measures the peak of all
+/// ranks and their speeds, and for each source every arm's best way, by a few rounds of their own,
+/// and `rounds` rounds of all.
 void run_contest(const ContestOptions& options, std::span<const BatchSource> sources,
                  Communicator& comm);
 

@@ -25,8 +25,8 @@ struct BatchSource {
   std::vector<BatchLengths> batches;
 };
 
-/// Of a prepared data set, in a seeded order, cut at 3/4 of a nano-batch as in configs/demo.toml.
-/// Throws Error(kData) naming the file and what makes it, where it is missing.
+/// Documents of a prepared data set, in a seeded order, cut at 3/4 of a nano-batch as in
+/// configs/demo.toml. Throws Error(kData) naming the file and what makes it, where it is missing.
 BatchSource real_source(const std::filesystem::path& prefix, const BatchShape& shape, int count,
                         uint64_t seed);
 

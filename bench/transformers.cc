@@ -1,6 +1,6 @@
-// One worker's training step beside the same Llama in plain PyTorch (transformers_rival.py: the
-// package transformers, PyTorch's attention a document, fused AdamW), in turns on the same batches
-// and one thread:
+// One worker's training step compared with the same Llama in plain PyTorch (transformers_rival.py:
+// the package transformers, PyTorch's attention a document, fused AdamW), in turns on the same
+// batches and one thread:
 //   bench/report.py build/release/bench/transformers --python PYTHON --config configs/demo.toml
 // Both take two turns in each round: either against itself shows what the machine decides.
 
@@ -41,7 +41,7 @@ struct Arguments {
   int rounds = 15;
 };
 
-/// What a process has had in RAM, of both processes by the same counters of the system.
+/// The most RAM that a process has used. The same counters of the system serve for both processes.
 class Resident {
  public:
   /// From now on, the peak counts from what the process has now.
@@ -126,7 +126,7 @@ class Rival {
     return parse_json(process_.read_line(awaited), "what the rival answered", ErrorKind::kIo);
   }
 
-  std::filesystem::path folder_;  // of the weights
+  std::filesystem::path folder_;  // folder of the weights
   ChildProcess process_;
   Json versions_;
 };
@@ -164,7 +164,7 @@ void measure(const Arguments& arguments) {
   DISTCA_THROW_IF(config.model.dtype != ScalarType::kFloat32 || config.model.sliding_window != 0,
                   ErrorKind::kUsage,
                   "the rival computes with model.dtype=float32 and model.sliding_window=0 alone");
-  // As `distca train` has it, for both.
+  // Both have tensors in huge pages, as `distca train` does.
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   Rival rival(arguments, config);
   const Resident ours_resident(getpid()), rival_resident(rival.pid());

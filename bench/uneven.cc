@@ -55,10 +55,10 @@ Config config_of(const Arguments& arguments) {
 }
 const BatchLengths kBatch = {{3700, 396}, {3700, 396}};
 
-/// What one rank tells of its step.
+/// The figures that all ranks get of one rank's step.
 struct Told {
   PlayedStep played;
-  double taken_s = 0;  // of its core, by the quota
+  double taken_s = 0;  // time of its core that the quota withheld
 };
 
 enum Arm : size_t { kEven, kEvenAgain, kReweighted, kReweightedAgain, kUndisturbed };
@@ -106,7 +106,7 @@ class Uneven {
     names_.push_back(std::move(name));
   }
 
-  /// As in training with servers.reweight.
+  /// The workers' capacities as training with servers.reweight chooses them.
   std::vector<int64_t> capacities(const Speeds& speeds) const {
     return plan_request(config_, NanoBatch::from_lengths(kBatch[0]), kWorkers, speeds)
         .cluster.capacity;
@@ -156,7 +156,7 @@ class Uneven {
         {"taken_share", slow.taken_s / seconds}};
   }
 
-  /// What even_capacities makes of these speeds: the fast worker's share.
+  /// The fast worker's share of the capacities that even_capacities makes of these speeds.
   double predicted_share(const Speeds& speeds) const {
     const std::vector<int64_t> capacity = capacities(speeds);
     return static_cast<double>(capacity[1 - kSlow]) /

@@ -46,7 +46,7 @@ bool is_worker_rank() { return find_rendezvous(env_string).has_value(); }
 
 int run_worker_ranks(const WorkerRanks& options, std::span<char* const> arguments,
                      const std::function<void(Communicator&)>& body) {
-  // As in the program itself (cli/main.cc): tensors in huge pages.
+  // Tensors are in huge pages, as in the program itself (cli/main.cc).
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   // "distca: " begins a rank's last words, which the launcher prints once.
   const char* prefix = is_worker_rank() ? "distca: " : "";

@@ -35,7 +35,7 @@ struct ShowOptions {
 /// A complete checkpoint of a run, as a look at its folder shows it.
 struct OnDisk {
   CheckpointPlace place;
-  int64_t bytes = 0;     // of all its files
+  int64_t bytes = 0;     // size of all its files
   std::time_t date = 0;  // when its index was written
 };
 
@@ -54,7 +54,7 @@ std::string day_and_time(std::time_t date) {
   return fmt::format("{:%Y-%m-%d %H:%M}", fmt::localtime(date));
 }
 
-/// What is shown of a path.
+/// The facts that are shown of a path.
 struct Shown {
   CheckpointIndex index;
   OnDisk on_disk;

@@ -143,7 +143,7 @@ void prepare_bytes(const PrepareOptions& options, std::span<const std::filesyste
     FileProgress progress(static_cast<int64_t>(files.paths.size()));
     corpus = write_byte_dataset(files.paths, out, [&](int64_t done) { progress.show(done); });
   }
-  remove_tokenizer(out);  // of an older data set
+  remove_tokenizer(out);  // an older data set may have left one
   save_tokenizer(out,
                  {.vocab_size = kByteIds,
                   .documents = corpus.documents,

@@ -53,11 +53,11 @@ class TokenProgress {
   Stopwatch since_begin_, since_shown_;
 };
 
-/// What the tokenizer said of itself.
+/// The tokenizer and its input, as its process describes them.
 struct About {
   TokenizerRecord record;
   std::map<std::string, std::filesystem::path> files;
-  int64_t bytes = 0;  // of all files
+  int64_t bytes = 0;  // size of all files of text
 };
 
 About about(PythonVerb& verb) {
@@ -85,7 +85,7 @@ struct Block {
   std::vector<int32_t> ids;
   int64_t empty = 0;       // texts that were left out
   int64_t no_text = 0;     // files that were left out
-  int64_t text_bytes = 0;  // of the documents, in UTF-8
+  int64_t text_bytes = 0;  // size of the documents, in UTF-8
   int64_t read = 0;        // bytes of all files so far
 };
 
@@ -108,7 +108,7 @@ std::optional<Block> next_block(PythonVerb& verb) {
   return block;
 }
 
-/// What a data set's text was.
+/// The totals of a data set's text.
 struct Counts {
   int64_t empty = 0, no_text = 0, text_bytes = 0;
 };

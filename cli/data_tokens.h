@@ -13,14 +13,14 @@ namespace distca::cli {
 struct TokenizeOptions {
   std::vector<std::filesystem::path> files;
   bool by_line = true;       // a line of a file is a document, in JSON; else a file is one
-  std::string key = "text";  // of the text in a line's object
+  std::string key = "text";  // the text's key in a line's object
   std::string tokenizer;     // a tokenizer.json, or a folder that has one
-  int64_t workers = 0;       // processes; 0: one for each core
+  int64_t workers = 0;       // processes. 0 means one for each core.
   bool append_eod = true;
   std::filesystem::path out;
 };
 
-/// Writes the data set, copies the tokenizer beside it, and prints how many documents there are.
+/// Writes the data set, copies the tokenizer next to it, and prints how many documents there are.
 /// The files have the same bytes for every number of workers. Throws Error(kData) for what is wrong
 /// with the files or the tokenizer, and then leaves nothing.
 void prepare_tokens(const TokenizeOptions& options);

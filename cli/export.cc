@@ -31,13 +31,13 @@ struct ExportOptions {
   WeightsOut out;
 };
 
-/// What is exported, and in words where it and its tokenizer are from.
+/// The model that is exported, and in words where it and its tokenizer are from.
 struct Export {
   ModelToWrite model;
   std::string from, tokenizer;
 };
 
-/// What goes beside the weights, and in words where the tokenizer is from.
+/// The files that go next to the weights, and in words where the tokenizer is from.
 struct Beside {
   FilesByName files;
   std::string tokenizer;
@@ -79,7 +79,7 @@ Export of_checkpoint(const fs::path& folder) {
           .tokenizer = std::move(beside.tokenizer)};
 }
 
-/// Of a run that saved no checkpoint, but its weights at the end.
+/// The export of a run that saved no checkpoint, but its weights at the end.
 Export of_run(const fs::path& run) {
   const fs::path weights = run / kWeightsFile;
   const auto file = std::make_shared<const SafetensorsFile>(weights);

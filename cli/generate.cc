@@ -34,7 +34,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMostTokens = int64_t{1} << 32;
-constexpr int64_t kPartTokens = 1024;  // of a prompt that are computed at a time
+constexpr int64_t kPartTokens = 1024;  // tokens of a prompt that are computed at a time
 
 struct GenerateArguments {
   fs::path folder, logits;
@@ -47,7 +47,7 @@ struct GenerateArguments {
 /// Tokens that stand for no text, as generation_config.json or config.json names them.
 struct SpecialTokens {
   std::set<int64_t> ends;     // after which nothing follows
-  bool before_prompt = true;  // whether a tokenizer may put a token before the prompt
+  bool before_prompt = true;  // true if a tokenizer may put a token before the prompt
 };
 
 SpecialTokens special_tokens(const fs::path& folder) {

@@ -1,5 +1,5 @@
 #pragma once
-// How `--help` looks: options beside their descriptions, in at most 100 columns. Thread rule: one
+// How `--help` looks: options next to their descriptions, in at most 100 columns. Thread rule: one
 // thread.
 
 #include <CLI/CLI.hpp>

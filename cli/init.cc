@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kAnySeed = int64_t{1} << 62;  // as train.seed
+constexpr int64_t kAnySeed = int64_t{1} << 62;  // the limit of train.seed, too
 
 struct InitOptions {
   fs::path hf_config;
@@ -38,7 +38,7 @@ void draw(const Weight& weight, int64_t seed, std::span<std::byte> bytes) {
 }
 
 void init(const InitOptions& options) {
-  std::error_code ignored;  // what cannot be looked at cannot be read either, which says why
+  std::error_code ignored;  // read_json() says why, if the path cannot be looked at
   const bool is_folder = fs::is_directory(options.hf_config, ignored);
   const fs::path file = is_folder ? options.hf_config / "config.json" : options.hf_config;
   const Json config = read_json(file, ErrorKind::kConfig);

@@ -51,7 +51,7 @@ std::string unknown_word(const char* what, const std::string& word,
                      nearest ? fmt::format("; did you mean {}?", *nearest) : "");
 }
 
-/// What is wrong with the words behind `level`'s name, which CLI11 says without a suggestion.
+/// Says what is wrong with the words behind `level`'s name. Unlike CLI11, it suggests a word.
 std::string complaint(const CLI::App& app, const CLI::App& level, const CLI::ParseError& error) {
   std::vector<std::string> verbs, options;
   for (const CLI::App* verb : level.get_subcommands([](const CLI::App*) { return true; })) {

@@ -29,7 +29,7 @@ constexpr double kReaderSeconds = 1e6;
 
 struct MonitorArguments {
   std::string run;
-  std::string tensorboard;  // the folder for events; empty: none are written
+  std::string tensorboard;  // the folder for events. Empty means that none are written.
 };
 
 /// Events for TensorBoard, which a program in Python writes (python/distca/_tensorboard.py).

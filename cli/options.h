@@ -1,5 +1,5 @@
 #pragma once
-// What options of several verbs share: numbers within limits, and files that a verb makes.
+// Parts that options of several verbs share: numbers within limits, and files that a verb makes.
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -76,7 +76,7 @@ inline void say_notes(std::span<const std::string> notes) {
 /// --overwrite is given.
 inline void check_outputs(std::span<const std::filesystem::path> files, bool overwrite) {
   for (const std::filesystem::path& file : files) {
-    std::error_code denied;  // what cannot be looked at cannot be written either, which says why
+    std::error_code denied;  // writing says why, if the path cannot be looked at
     DISTCA_THROW_IF(!overwrite && std::filesystem::exists(file, denied), ErrorKind::kUsage,
                     "{} is there already: choose another --out or give --overwrite", file.string());
   }

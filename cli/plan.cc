@@ -148,7 +148,7 @@ void run_plan(const PlanArguments& arguments) {
   }
 }
 
-/// What one option takes along: none of those that it would ignore.
+/// Throws Error(kUsage) if an option is given together with one that would ignore it.
 void check_company(const PlanArguments& arguments, const std::vector<CLI::Option*>& inputs) {
   constexpr std::array<std::string_view, 4> kCompared{"--scheduler", "--layout", "--split-kv",
                                                       "--spread"};
@@ -164,7 +164,7 @@ void check_company(const PlanArguments& arguments, const std::vector<CLI::Option
   }
 }
 
-/// Options that mean something only beside others.
+/// Options that mean something only together with others.
 struct Companions {
   std::vector<CLI::Option*> of_program, of_pipeline, not_of_pipeline;
 
@@ -201,8 +201,8 @@ class ConfigOptions {
     step_ = number(verb, "--step", asked_->step, 1, int64_t{1} << 40, "Of the --config's run");
   }
 
-  /// Whether they were given; then the configuration is planned. Throws Error(kUsage) for options
-  /// that would be ignored.
+  /// Plans the configuration and returns true, if --config was given. Throws Error(kUsage) for
+  /// options that would be ignored.
   bool plan(const PlanArguments& arguments) const {
     if (!plan_) return false;
     if (config_->count() == 0) {

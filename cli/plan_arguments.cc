@@ -95,7 +95,7 @@ MemoryPrice memory_from(const PlanArguments& arguments, const AttentionShape& sh
          .intermediate_size = arguments.intermediate_size / arguments.tensor_parallel,
          .attention = shape});
   }
-  // What core attention itself keeps until backward: Q, K, V, O at home, Q, K, V at servers.
+  // Core attention itself keeps Q, K, V, O at home until backward, and Q, K, V at servers.
   const int64_t q = shape.q_token_bytes(), kv = shape.kv_token_bytes(), o = shape.o_token_bytes();
   return {.token_bytes = arguments.layers * (q + kv + o),
           .kept_query_bytes = arguments.layers * q,

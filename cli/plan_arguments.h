@@ -20,21 +20,21 @@ namespace distca::cli {
 
 /// The options, with their defaults. `distca plan --help` explains each.
 struct PlanArguments {
-  /// What is read; `out` is where the plan goes.
+  /// The inputs. `out` is where the plan goes.
   std::filesystem::path plan, workload, lengths, out;
   std::string data;  // PREFIX or a blend
   int workers = 0;
   int64_t tokens_per_worker = 131'072;
-  BatchOptions batch{.seed = 1};   // 0 tokens: not given
-  double validation_fraction = 0;  // of the tokens, left out
+  BatchOptions batch{.seed = 1};   // 0 tokens means not given.
+  double validation_fraction = 0;  // share of the tokens, left out
   PlanOptions options;
-  std::string tolerance;          // a number, or auto; "": not given
+  std::string tolerance;          // a number, or auto. Empty means not given.
   std::string profile = "pairs";  // pairs, the name of a profile, or its file
   int64_t heads = 32, kv_heads = 8, head_dim = 128, tensor_parallel = 8;
   std::string dtype = "bfloat16";
-  int64_t window = 0;  // tokens that a query sees, itself included; 0: all
+  int64_t window = 0;  // tokens that a query sees, itself included. 0 means all.
   int64_t layers = 1;
-  int64_t hidden_size = 0, intermediate_size = 0;  // 0: not given
+  int64_t hidden_size = 0, intermediate_size = 0;  // 0 means not given.
   Cluster cluster{.capacity = {}};                 // nodes and caps
   /// Speed of the links between and inside nodes, in GB/s. Inside, 0 means as fast as between.
   double between_gbytes = 50, inside_gbytes = 0;
@@ -42,9 +42,9 @@ struct PlanArguments {
   std::string overlap = "ping-pong";  // a name of kOverlaps
   bool program = false;               // show the program of a rank
   int rank = 0;                       // whose program
-  int nano_batches = 2;               // of the program's step
-  int pipeline = 0;                   // stages; 0: no pipeline
-  int micro_batches = 4;              // of the pipeline's step
+  int nano_batches = 2;               // nano-batches of the program's step
+  int pipeline = 0;                   // stages. 0 means no pipeline.
+  int micro_batches = 4;              // micro-batches of the pipeline's step
   std::string fill_ticks = "exact";   // a name of kFillTicks
   bool redispatched = false;          // Q, K, V are dispatched again for backward
 };
@@ -54,7 +54,7 @@ void add_plan_options(CLI::App& verb, PlanArguments& arguments);
 /// Adds the options that say which program of a plan is shown.
 void add_program_options(CLI::App& verb, PlanArguments& arguments);
 /// Throws Error(kUsage) if the programs of all ranks have more messages than are worth checking;
-/// `fewer` is the option that, beside --layers, makes them fewer.
+/// `fewer` is the option that makes them fewer, in addition to --layers.
 void check_messages(int64_t messages, int num_ranks, std::string_view fewer);
 
 /// Reads the input files and returns requests for the first `count` nano-batches of a batch. A

@@ -9,18 +9,19 @@
 
 namespace distca::cli {
 
-/// What is asked for. The words are those of `distca train`.
+/// The step whose plans are asked for. The words are those of `distca train`.
 struct ConfigToPlan {
-  std::string config;                  // a TOML file; "": not given
+  std::string config;                  // a TOML file. Empty means not given.
   std::vector<std::string> overrides;  // section.key=value
-  int64_t step = 1;                    // which one, from 1
+  int64_t step = 1;                    // number of the step, from 1
   int workers = 1;
-  std::filesystem::path lengths;  // of documents, in place of data.prefix; "": not given
+  /// Lengths of documents, in place of data.prefix. Empty means not given.
+  std::filesystem::path lengths;
   bool as_json = false;
   bool compare = false;  // all schedulers side by side on the step's first nano-batch
 };
-/// What plans it. The program without PyTorch, which reads no configuration, becomes the one with
-/// it.
+/// The function that plans it. The program without PyTorch, which reads no configuration, becomes
+/// the one with it.
 using PlanOfConfig = std::function<void(const ConfigToPlan&)>;
 
 /// Prints the plans of a step, as the step of this number of `distca train` with the same words

@@ -8,8 +8,8 @@
 
 namespace distca::cli {
 
-/// Prints a row for each server, in at most 100 columns: its load beside that of plain packing, its
-/// tokens, memory, and bytes in and out.
+/// Prints a row for each server, in at most 100 columns: its load compared with that of plain
+/// packing, its tokens, memory, and bytes in and out.
 void print_report(const Planned& planned);
 /// Prints a row, or the figures as JSON, for each scheduler on this nano-batch and cluster. A
 /// scheduler that refuses has a row, too.

@@ -21,7 +21,7 @@ struct Planned {
   /// forward, one message after another, on the links of the cluster.
   int64_t wire_ns = 0;
 
-  /// Whether the plan balances time, not pairs.
+  /// Returns true if the plan balances time, not pairs.
   bool by_time() const { return plan.options.by_time(); }
 };
 

@@ -64,7 +64,7 @@ std::vector<double> rates(const AttentionProfile& profile, const std::vector<int
   return result;
 }
 
-/// What the rates below are rates of, and of what limit.
+/// Prints what the rates that follow count as FLOP, and the limit that they are compared with.
 void print_limit(const ProfileArguments& arguments, const AttentionProfile& profile, double forward,
                  double backward) {
   const double peak = static_cast<double>(profile.peak_mflops) / 1000;

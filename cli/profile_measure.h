@@ -25,7 +25,7 @@ struct ProfileArguments {
   int64_t head_dim = 128;
   std::string dtype = "bfloat16";
   std::string kernel = "auto";  // a name of kKernelNames
-  int64_t max_tokens = 4096;    // of the longest measured document
+  int64_t max_tokens = 4096;    // length of the longest measured document
   int threads = 1;
   double seconds = 60;        // about how long to measure
   std::filesystem::path out;  // the profile's file
@@ -40,7 +40,7 @@ KernelRequest request_of(const ProfileArguments& arguments);
 /// A task (queries q against keys kv of one document of max_tokens tokens) and its measured times.
 struct MeasuredTask {
   Range q, kv;
-  std::vector<int64_t> forward_ns = {}, backward_ns = {};  // of each call
+  std::vector<int64_t> forward_ns = {}, backward_ns = {};  // one time a call
 };
 
 /// The fastest call, because all other work of the machine only adds time.

@@ -1,5 +1,5 @@
 #pragma once
-// Verbs, or parts of them, that are written in Python. Each is one file that the build puts beside
+// Verbs, or parts of them, that are written in Python. Each is one file that the build puts next to
 // the program (cli/CMakeLists.txt). The Python that runs it is the one that the environment
 // variable DISTCA_PYTHON names, or python3 of PATH. Linux.
 //
@@ -19,7 +19,8 @@
 
 namespace distca::cli {
 
-/// Whether Python looks at the environment (PYTHONPATH and so on) and at the user's own packages.
+/// The packages that Python finds. With kNone it looks neither at the environment (PYTHONPATH and
+/// so on) nor at the user's own packages.
 enum class PythonPackages : uint8_t { kNone, kUsers };
 
 /// This process goes on as the verb. Throws Error(kIo) if there is no Python.

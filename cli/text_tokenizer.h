@@ -18,9 +18,9 @@ class TextTokenizer {
   virtual ~TextTokenizer() = default;
   /// The ids of a prompt in UTF-8; called once.
   virtual std::vector<int64_t> ids(const std::string& prompt) = 0;
-  /// What a token that follows adds to the text: whole characters, so sometimes nothing yet.
+  /// Returns what the next token adds to the text: whole characters, so sometimes nothing yet.
   virtual std::string add(int64_t id) = 0;
-  /// What was held back, at the end.
+  /// Returns the text that was held back, at the end.
   virtual std::string rest() { return ""; }
 };
 

@@ -42,11 +42,11 @@ struct TrainArguments {
   int workers = 1;
   int master_port = 0;
   std::string trace;
-  std::optional<std::string> resume;  // "": the newest checkpoint
+  std::optional<std::string> resume;  // Empty means the newest checkpoint.
   int max_restarts = 0;
   bool print_config = false;
   bool dry_run = false;
-  std::filesystem::path lengths;  // of a dry run's documents, in place of data.prefix
+  std::filesystem::path lengths;  // lengths of a dry run's documents, in place of data.prefix
 };
 
 /// Where the run is. A signal to this process asks the run to stop; before it trains, and the
@@ -127,7 +127,7 @@ ResumeRequest resume_request(const TrainArguments& arguments) {
   return {.kind = Kind::kPath, .path = ends_in_slash ? path.parent_path() : path};
 }
 
-/// Whether a checkpoint that is damaged may be passed over: not if the user has named it.
+/// Returns true if a checkpoint that is damaged may be passed over: not if the user has named it.
 bool passes_over(const ResumeRequest& request, const Launch& launch,
                  const std::filesystem::path& checkpoint) {
   return request.kind != ResumeRequest::Kind::kPath ||
@@ -171,7 +171,7 @@ int workers_of(const Config& config, const TrainArguments& arguments,
   return arguments.workers;
 }
 
-/// Who shares this machine's memory.
+/// The ranks that share this machine's memory.
 LocalRanks ranks_here(const Config& config, int workers,
                       const std::optional<Rendezvous>& rendezvous) {
   if (!rendezvous) return {.count = num_ranks(config, workers)};
@@ -194,7 +194,7 @@ int report_dry_run(const Config& config, int workers, LocalRanks local,
   return 0;
 }
 
-/// Whether this process, which nobody else launched, starts others.
+/// Returns true if this process, which nobody else launched, starts others.
 bool launches(const TrainArguments& arguments, const Config& config, int ranks) {
   return !config.ranks_are_threads() && (ranks > 1 || arguments.max_restarts > 0);
 }
@@ -205,7 +205,7 @@ int start_ranks(const TrainArguments& arguments, const Config& config, int worke
   const RunGrid grid = run_grid(config, workers);
   const int ranks = grid.grid.num_ranks();
   if (grid.grid.stages > 1) keep_freed_memory();
-  const bool own_launcher = !start.run_id.empty();  // which says who is who
+  const bool own_launcher = !start.run_id.empty();  // it names the ranks in errors itself
   if (rendezvous && own_launcher) return report(train_as_rank(config, *rendezvous, start));
   if (rendezvous) {
     return report(
@@ -270,7 +270,7 @@ int run_train(TrainArguments arguments) {
                  &start);
   const bool is_new = request.kind == ResumeRequest::Kind::kNo && launch.restart == 0;
   if (!start.checkpoint && (is_first || is_new)) check_start_weights(config);
-  // Who writes is rank 0; what lies on other machines' disks is no matter.
+  // Only rank 0 writes, so what lies on other machines' disks does not matter.
   if (is_first) {
     const bool own = start.checkpoint && is_own_checkpoint(*start.checkpoint, config);
     check_run_folder(config.train.output_dir,

@@ -37,7 +37,7 @@ std::string counted(int64_t count, const std::string& what, const char* plural =
   return fmt::format("{} {}{}", with_thousands(count), what, count == 1 ? "" : plural);
 }
 
-/// What is compared with what.
+/// Prints the batch and the two sides that are compared.
 void print_sides(const Config& config, const Verification& v) {
   const std::string many = counted(v.num_workers, "worker");
   const std::string servers = config.servers.dedicated > 0

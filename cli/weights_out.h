@@ -1,5 +1,5 @@
 #pragma once
-// What verbs that write a folder of Hugging Face have in common: their options, and the files.
+// The common part of verbs that write a folder of Hugging Face: their options, and the files.
 //
 //     WeightsOut out;
 //     out.add_options(*verb);                       // --out, --dtype, --max-shard-gb, --overwrite
@@ -17,7 +17,7 @@ namespace distca::cli {
 
 /// A model that is to be written.
 struct ModelToWrite {
-  std::vector<StoredTensor> tensors;  // as `read` gives them
+  std::vector<StoredTensor> tensors;  // types and shapes as `read` gives them
   HuggingFaceWriter::Contents contents;
   HuggingFaceWriter::Read read;
 };
@@ -25,7 +25,7 @@ struct ModelToWrite {
 class WeightsOut {
  public:
   void add_options(CLI::App& verb);
-  /// Whether --dtype or --max-shard-gb says how the weights are to be written.
+  /// Returns true if --dtype or --max-shard-gb says how the weights are to be written.
   bool changes_weights() const { return !dtype_.empty() || max_shard_gb_ > 0; }
   /// Throws Error(kUsage) if a file is there already, unless --overwrite is given, and what
   /// HuggingFaceWriter throws. Prints `begin` and then what was written.
@@ -33,7 +33,7 @@ class WeightsOut {
 
  private:
   std::filesystem::path out_;
-  std::string dtype_;  // "": as given
+  std::string dtype_;  // Empty means as given.
   double max_shard_gb_ = 0;
   bool overwrite_ = false;
 };

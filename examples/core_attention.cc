@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
     distca::run_ranks(2, {}, run_layer);
     return 0;
   }
-  const int rank = atoi(argv[1]);  // of two processes
+  const int rank = atoi(argv[1]);  // 0 or 1: two processes
   c10d::TCPStoreOptions meeting{.isServer = rank == 0};
   meeting.port = static_cast<uint16_t>(atoi(argv[2]));
   const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", meeting);

@@ -22,7 +22,7 @@ using distca::JsonField;
 using distca::JsonReader;
 using distca::api::BatchRequest;
 
-constexpr int64_t kMostRanks = 1 << 20;  // of a plan that can be read again
+constexpr int64_t kMostRanks = 1 << 20;  // the most that a plan file may name
 
 char* copy_of(std::string_view text) {
   char* const copy = static_cast<char*>(std::malloc(text.size() + 1));

@@ -19,7 +19,7 @@ struct BadInput {
   std::string command;          // a line for the shell
   std::string message;          // part of the one line on stderr, which begins "distca: error: "
   std::string setup = {};       // run before; its files are there already
-  int exit_code = 2;            // 1: the world failed
+  int exit_code = 2;            // 2 for bad input, 1 for a failure of the world
   std::string files_left = {};  // new or changed, with spaces between
   bool prints = false;          // something is rightly on stdout before
 };

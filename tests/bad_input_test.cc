@@ -39,7 +39,7 @@ std::string difference(const Files& before, const Files& after) {
   return fmt::format("{}", fmt::join(names, " "));
 }
 
-/// What is done to get a row's line.
+/// The shell commands that lead to a row's error line: its setup, then its command.
 std::string input_of(const BadInput& row) {
   return row.setup.empty() ? row.command : row.setup + "; " + row.command;
 }
@@ -49,7 +49,7 @@ struct Result {
   std::string files_left;
 };
 
-/// The folder that every row gets a copy of, and what the rows say in variables.
+/// The folder that every row gets a copy of, and the variables $T and $W of the rows' commands.
 class Inputs {
  public:
   Inputs() : folder_(fs::temp_directory_path() / fmt::format("distca_bad_input_{}", getpid())) {
@@ -65,7 +65,7 @@ class Inputs {
     write_file_atomically(base / "lengths.json", "[300, 212]");
     write_file_atomically(base / "profile.json", profile_to_json(h200_profile()));
     write_checkpoint(base / "saved", 3);
-    // Of ranks that have so many steps each, with no other event.
+    // Writes the trace of ranks that have so many steps each and no other event.
     const auto write_trace = [&](const char* name, const std::vector<int>& ranks) {
       std::vector<std::string> events;
       for (const int steps : ranks) {
@@ -130,7 +130,7 @@ std::vector<BadInput> all_rows() {
   return rows;
 }
 
-/// Two rows at a time.
+/// Runs two rows at a time.
 std::vector<Result> run_all(const std::vector<BadInput>& rows) {
   const Inputs inputs;
   std::vector<Result> results(rows.size());
@@ -159,7 +159,8 @@ void check(const BadInput& row, const Result& result) {
   EXPECT_EQ(result.files_left, row.files_left);
 }
 
-/// What a documented message looks like when it is printed: PREFIX, ... and numbers stand for any.
+/// Returns a pattern of the printed forms of a documented message. Words in capitals, such as
+/// PREFIX, and ... stand for any text, and numbers for any number.
 [[maybe_unused]] std::regex pattern_of(const std::string& documented) {
   std::string text;
   for (const char c : documented)

@@ -46,7 +46,7 @@ class BadTokens : public CheckpointTest {
                    {});
   }
 
-  /// What one worker learns.
+  /// Trains with one worker and returns the results.
   Training alone(const std::string& name, const Words& more) const {
     succeed(arguments(more, name));
     return read_training(name);

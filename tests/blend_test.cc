@@ -87,7 +87,7 @@ TEST_F(BlendTest, other_shares_do_not_go_on) {
   train("run", {blend("3", "2"), "checkpoint.every_steps=2"});
   EXPECT_THAT(refusal(arguments({blend("2", "3"), "--resume"})),
               HasSubstr("--resume: data.prefix holds 2/5 of the tokens from 40 documents, "));
-  // The same shares in other words.
+  // Shares of 0.6 and 0.4 are those of 3 and 2, so the run goes on.
   EXPECT_THAT(resume({blend("0.6", "0.4"), "train.steps=7", "checkpoint.every_steps=2"}).out,
               HasSubstr("going on after step 6"));
 }

@@ -19,9 +19,9 @@
 
 namespace distca::testing {
 
-/// What decides the next step's bits, as one checkpoint has it.
+/// The contents of a checkpoint that decide the bits of the next step.
 struct SavedState {
-  std::map<std::string, std::string> files;  // of the ranks: weights, AdamW's moments
+  std::map<std::string, std::string> files;  // the ranks' weights and AdamW's moments, by file
   Json trainer;
   int64_t updates = 0;
 };
@@ -38,7 +38,7 @@ class CheckpointTest : public TrainingTest {
       steps.push_back(place.step);
     return steps;
   }
-  /// What saves that were not finished have left.
+  /// The .tmp files that unfinished saves have left in the run's folder.
   std::vector<std::string> unfinished(const std::string& name = "run") const {
     std::vector<std::string> left;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_ / name)) {
@@ -52,7 +52,7 @@ class CheckpointTest : public TrainingTest {
                      .trainer = index.trainer,
                      .updates = index.updates};
     state.files.erase(kIndexFile);      // it names the run
-    state.files.erase("bad_step.txt");  // of what the run did next
+    state.files.erase("bad_step.txt");  // it depends on what the run did next
     return state;
   }
 

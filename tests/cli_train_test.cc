@@ -26,7 +26,7 @@ using ::testing::StartsWith;
 
 class CliTrainTest : public TrainingTest {
  protected:
-  /// What both of two ranks with these arguments say in refusing to start.
+  /// The error line with which both of two ranks with these arguments refuse to start.
   std::string refusal_of_two(const Words& rank_0, const Words& rank_1) const {
     const Words grace = {"comm.grace_s=1"};
     const auto [first, second] = run_torchrun(joined(rank_0, grace), joined(rank_1, grace));
@@ -102,13 +102,13 @@ class ExampleConfigTest : public CliTrainTest {
       EXPECT_THAT(outcome.err, HasSubstr(" ranks would need ")) << file;
     }
     const std::string text = read_file(file);
-    // Of GPUs: as much as they have, less what PyTorch, NCCL and the allocator take.
+    // The peak leaves room on a GPU of 80 GB for PyTorch, NCCL and the allocator.
     if (text.find("GPUs of 80 GB") != std::string::npos) {
       std::smatch peak;
       ASSERT_TRUE(std::regex_search(outcome.out, peak, std::regex("\npeak +([0-9.]+)"))) << file;
       EXPECT_LT(std::stod(peak[1].str()), 64.0 * 1024) << file << ": MiB on the first worker";
     }
-    // The comment beside the model says its size, in millions.
+    // A comment in the file may give the model's size, in millions of parameters.
     if (text.find("million parameters") == std::string::npos) return;
     const double millions = std::stod(found_in(file, "([0-9]+) million parameters"));
     std::smatch match;
@@ -329,7 +329,7 @@ TEST_F(CliTrainTest, a_printed_configuration_reads_back_as_the_same) {
 class CliProfileTest : public FolderTest {
  protected:
   std::filesystem::path file() const { return folder_ / "profile.json"; }
-  /// Of a profile that ends well.
+  /// Runs `distca profile`, which must succeed, and returns what it printed.
   std::string printed(const Words& more) const {
     return succeed(joined({"profile", "--attention", "--max-tokens", "200", "--seconds", "0",
                            "--out", file()},

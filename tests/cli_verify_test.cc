@@ -16,7 +16,7 @@ using ::testing::StartsWith;
 
 class CliVerifyTest : public TrainingTest {
  protected:
-  /// On the model and the data of the trainings.
+  /// The arguments of `distca verify` on the model and the data of the trainings.
   Words verify(const Words& more) const {
     Words words = arguments(more);
     words[0] = "verify";

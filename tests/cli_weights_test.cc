@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 using ::testing::Not;
 
-/// Of a file in fp32, by the names of the tensors.
+/// The fp32 weights in a folder's model.safetensors, by the names of the tensors.
 std::map<std::string, std::vector<float>> weights_of(const fs::path& folder) {
   const SafetensorsFile file(folder / "model.safetensors");
   std::map<std::string, std::vector<float>> weights;
@@ -38,7 +38,7 @@ std::map<std::string, std::vector<float>> weights_of(const fs::path& folder) {
 
 class CliWeightsTest : public TrainingTest {
  protected:
-  /// What a run from this folder has before its first step.
+  /// The weights that a run from this folder has before its first step.
   std::map<std::string, std::vector<float>> begun_from(const fs::path& folder,
                                                        const std::string& words) const {
     const std::string name = "from_" + folder.filename().string();
@@ -73,7 +73,7 @@ TEST_F(CliWeightsTest, a_checkpoint_rounded_into_shards_is_a_model_to_go_on_from
     for (float& value : values) value = kernels::to_float(kernels::to_bfloat16(value));
   }
   EXPECT_TRUE(begun_from(out, "21 tensors in 3 files, bfloat16") == want);
-  // As one file again: what a reader would mix with it goes.
+  // An export as one file again removes the old index, which a reader would mix with the new file.
   EXPECT_THAT(refusal({"export", run_, "--out", out}), HasSubstr("config.json is there already"));
   succeed({"export", run_, "--out", out, "--overwrite"});
   EXPECT_TRUE(read_file(out / "model.safetensors") == read_file(run_ / "model.safetensors"));

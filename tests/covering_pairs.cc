@@ -42,7 +42,7 @@ class OpenTuples {
 
   size_t left() const { return left_; }
 
-  /// How many tuples with this dimension's value and others of `taken` a row would close.
+  /// The number of tuples with this dimension's value and others of `taken` that a row would close.
   int closes(const Row& row, uint32_t taken, size_t dimension) const {
     int count = 0;
     for (const size_t index : of_[dimension]) {
@@ -122,7 +122,7 @@ std::vector<std::vector<int>> covering_rows(const std::vector<int>& sizes, int s
   DISTCA_CHECK(strength >= 2 && sizes.size() >= static_cast<size_t>(strength) &&
                    sizes.size() <= 16 && *std::ranges::min_element(sizes) >= 1,
                "{} dimensions, of which each has a value, for sets of {}", sizes.size(), strength);
-  constexpr size_t kSeeds = 24;  // of which the best row is taken
+  constexpr size_t kSeeds = 24;  // rows that are tried; the best one is taken
   std::vector<size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, [&](size_t a, size_t b) { return sizes[a] > sizes[b]; });

@@ -10,7 +10,7 @@ namespace distca {
 /// there is a row with all of them. The same arguments give the same rows. `sizes`: up to 16
 /// of them, at least `strength`, which is 2 or more, and each at least 1.
 std::vector<std::vector<int>> covering_rows(const std::vector<int>& sizes, int strength);
-/// Of any two dimensions.
+/// Rows with every pair of values of any two dimensions: covering_rows of strength 2.
 std::vector<std::vector<int>> covering_pairs(const std::vector<int>& sizes);
 
 }  // namespace distca

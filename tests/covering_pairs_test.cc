@@ -10,7 +10,7 @@
 namespace distca {
 namespace {
 
-/// Values of some dimensions; -1: the dimension is none of them.
+/// [dimension] The values of some dimensions. -1 stands for a dimension that is none of them.
 using Tuple = std::vector<int>;
 
 /// visit(tuple) for all sets of `strength` values of a row.

@@ -67,7 +67,7 @@ TEST(device_way, an_evaluation_has_the_same_bits) {
   EXPECT_EQ(run(step).loss, want);
 }
 
-/// What one rank did in a step, in seconds of one clock.
+/// One rank's events and reads in a step, in seconds of one clock.
 struct Watched {
   TraceRecorder recorder;
   AsOnDevice as_on_device;
@@ -93,7 +93,7 @@ TEST(device_way, the_host_reads_nothing_between_the_first_and_the_last_layer) {
         ++ranks;
         EXPECT_LT(first_s, last_s);
         const std::vector<double>& reads = watched->reads.seconds();
-        // The losses; then the squares of all gradients, whose norm all workers want to know.
+        // The host reads the losses, and then the squares of all gradients, for their norm.
         EXPECT_EQ(reads.size(), rank < workers ? 2u : 0u);
         for (const double at_s : reads) EXPECT_TRUE(at_s < first_s || at_s > last_s);
         delete watched;

@@ -40,7 +40,7 @@ class FailureTest : public TrainingTest {
     return seconds;
   }
 
-  /// Of a training that will not end by itself.
+  /// Arguments of a training that does not end by itself.
   Words arguments(const Words& more = {}) const {
     return joined(TrainingTest::arguments({"train.steps=1000000", "train.validation_every=0",
                                            fmt::format("comm.timeout_s={}", timeout()),
@@ -144,7 +144,7 @@ class HeldThread {
     int64_t waits = 0;        // how often it has given the processor up by itself
   };
 
-  /// Until the process ends: who traces a thread has to bury it.
+  /// Traces the thread until the process ends, because its tracer has to wait for its end.
   void hold() {
     held_ = ptrace(PTRACE_SEIZE, process_, nullptr, nullptr) == 0;
     while (held_ && !stops_in_computing()) {
@@ -154,8 +154,9 @@ class HeldThread {
     for (int status = 0; held_ && waitpid(process_, &status, __WALL) == process_;)
       held_ = !WIFEXITED(status) && !WIFSIGNALED(status);
   }
-  /// Whether it is stopped behind 2 ms of computing in which it has waited for nothing. A wait for
-  /// another rank takes only moments outside the system, but may be stopped in them.
+  /// Stops the thread after 2 ms of computing in which it has waited for nothing. Returns true if
+  /// it was still computing then, or has ended. A wait for another rank is outside of system calls
+  /// only for moments, but may be stopped in them.
   bool stops_in_computing() const {
     Computed before = computed();
     wait_until(
@@ -211,7 +212,7 @@ TEST_F(FailureTest, without_our_launcher_the_death_of_rank_0_is_named_too) {
   const Outcome outcome = second.wait();
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_THAT(outcome.err, AllOf(StartsWith("distca: error: rank 0 "), HasSubstr("step ")));
-  // What keeps the store goes one grace period after rank 0.
+  // The process that keeps the store ends one grace period after rank 0.
   EXPECT_TRUE(wait_until([&] { return first.processes().empty(); }));
 }
 

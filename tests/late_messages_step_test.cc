@@ -40,7 +40,7 @@ StepRun some_step(int n) {
   return step;
 }
 
-/// The same step has the same bits on a device while this lives.
+/// Steps on a device are reproducible bit for bit while this lives.
 struct DeterministicBits {
   DeterministicBits() {
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
@@ -118,7 +118,7 @@ bool has_bits_of(const Outcome& got, const Outcome& right) {
   return same;
 }
 
-/// Whether the step ends with an error or with other bits than `right`.
+/// Returns true if the step ends with an error or with other bits than `right`.
 bool shows(StepRun step, const Outcome& right) {
   try {
     return !has_bits_of(run(step), right);
@@ -127,7 +127,7 @@ bool shows(StepRun step, const Outcome& right) {
   }
 }
 
-/// How many communications there are whose waits can be left out, and how often that shows.
+/// The number of communications whose waits can be left out, and of those where that shows.
 struct Count {
   int of = 0, shown = 0;
 };

@@ -1,5 +1,5 @@
-// How many operators of PyTorch's the host calls for a whole layer of a step, core attention and
-// all else, where tensors are treated as those of a device are. On a device each costs the host
+// The number of PyTorch's operators that the host calls for a whole layer of a step, core attention
+// and all else, where tensors are treated as those of a device are. On a device each costs the host
 // microseconds.
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kWorkers = 4;
 
-/// What all ranks call in a step.
+/// The number of operators that all ranks together call in a step.
 int64_t calls(const std::string& planner, int64_t layers, bool evaluate) {
   struct Watched {
     AsOnDevice as_on_device;

@@ -1,4 +1,4 @@
-// Whether the host waits for a CUDA device between the first and the last layer of a step: there,
+// The host must not wait for a CUDA device between the first and the last layer of a step: there,
 // PyTorch's own check of calls that wait is set to raise an error. It sees what an operator of
 // PyTorch's does inside, which the log of our reads (device_way_test.cc) does not. It holds for the
 // whole process, so all ranks enter their layers together and leave them together.
@@ -30,7 +30,7 @@ class LayerWindow {
  public:
   explicit LayerWindow(std::function<void(bool)> set) : set_(std::move(set)) {}
 
-  /// What `step` plays from now on is watched.
+  /// Watches `step` whenever it is played from now on.
   void look_at(StepRun& step) {
     step.change = [this](std::vector<StepInput>& inputs) {
       left_.clear();
@@ -89,7 +89,7 @@ std::vector<StepRun> some_steps() {
   return steps;
 }
 
-/// What one rank did in a step that is treated as on a device, in seconds of one clock.
+/// One rank's events and reads in a step that is treated as on a device, in seconds of one clock.
 struct Watched {
   TraceRecorder recorder;
   AsOnDevice as_on_device;
@@ -134,7 +134,7 @@ TEST(layer_sync, the_check_holds_while_all_ranks_are_in_their_layers_and_no_long
 /// c10::cuda::warning_state() and warn_or_error_on_sync() of c10/cuda/CUDAFunctions.h, found by
 /// name: no header of CUDA is needed. Null where PyTorch has no CUDA.
 struct SyncCheck {
-  enum Mode : int { kOff = 0, kError = 2 };  // of c10::cuda::SyncDebugMode
+  enum Mode : int { kOff = 0, kError = 2 };  // values of c10::cuda::SyncDebugMode
   int* const mode =
       static_cast<int*>(dlsym(RTLD_DEFAULT, "_ZZN3c104cuda13warning_stateEvE14warning_state_"));
   void (*const look)() =

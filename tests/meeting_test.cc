@@ -45,11 +45,11 @@ class MeetingTest : public TrainingTest {
 
 class TwoRuns : public MeetingTest, public ::testing::WithParamInterface<int> {
  protected:
-  static constexpr size_t kSteps = 60;  // that are compared
+  static constexpr size_t kSteps = 60;  // steps whose losses are compared
 
   using Programs = std::vector<std::unique_ptr<Program>>;
 
-  /// Without end, if nobody says how many steps.
+  /// Starts the ranks of a run, which does not end by itself if `steps` is not given.
   Programs start(const std::string& run, int ranks, const std::string& port,
                  int steps = 1'000'000) {
     Programs programs;
@@ -76,7 +76,7 @@ class TwoRuns : public MeetingTest, public ::testing::WithParamInterface<int> {
     found.resize(kSteps);
     return found;
   }
-  /// Of a run that nobody disturbs: the same for all cases.
+  /// The losses of a run that nobody disturbs. They are the same for all cases.
   std::vector<double> lone_losses(const std::string& port) {
     static const std::vector<double> kLosses = first_losses(start("alone", 2, port), "alone");
     return kLosses;
@@ -87,7 +87,7 @@ TEST_P(TwoRuns, the_second_on_one_address_is_refused_and_the_first_goes_on_as_if
   const std::string port = free_port();
   const Programs first = start("first", 2, port);
   ASSERT_TRUE(wait_until([&] { return !losses("first").empty(); })) << "no first step";
-  const int ranks = 2 + GetParam() % 2;  // as many, or one more
+  const int ranks = 2 + GetParam() % 2;  // the first run's 2, or one more
   const Programs second = start("second", ranks, port);
   for (int i = 0; i < ranks; ++i) {
     EXPECT_THAT(error_line(second[i]->wait(), 2),
@@ -96,7 +96,7 @@ TEST_P(TwoRuns, the_second_on_one_address_is_refused_and_the_first_goes_on_as_if
   }
   EXPECT_FALSE(fs::exists(folder_ / "second"));
   const std::vector<double> found = first_losses(first, "first");
-  expect_success(start("next", 2, port, 1));  // the same port again, at once
+  expect_success(start("next", 2, port, 1));  // a run can use the port again at once
   EXPECT_EQ(found, lone_losses(port));
 }
 
@@ -144,7 +144,8 @@ class TwoMachines : public MeetingTest {
     MeetingTest::TearDown();
   }
 
-  /// What is in the way; empty if nothing.
+  /// Makes the two machines with these lines in their hosts files. Returns the reason why that is
+  /// not possible. An empty one means that they are made.
   std::string make(const std::string& hosts_0, const std::string& hosts_1) {
     if (geteuid() != 0) return "needs root to make network namespaces";
     if (!there_is("ip")) return "there is no ip: apt-get install iproute2";

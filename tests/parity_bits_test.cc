@@ -1,6 +1,7 @@
-// What of a step has the same bits (DESIGN rule 2): core attention's outputs on recorded Q, K, V
-// under every schedule, plan and choice of servers; a layout's loss; kept beside redispatched; a
-// step beside itself. And the exchange's gradients against finite differences.
+// Results of a step that have the same bits (DESIGN rule 2): core attention's outputs on recorded
+// Q, K, V under every schedule, plan and choice of servers; a layout's loss; a step with kept keys
+// and with redispatched ones; a step that is repeated. And the exchange's gradients against finite
+// differences.
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -20,7 +21,7 @@
 namespace distca::parity {
 namespace {
 
-constexpr int64_t kKvHeads = 2;  // of 4 query heads
+constexpr int64_t kKvHeads = 2;  // heads of K and V, for 4 query heads
 
 /// Q, K, V, dO of documents, or O, dQ, dK, dV: [nano-batch][document], [length, heads, dim].
 using PerDocument = std::vector<std::vector<at::Tensor>>;
@@ -51,7 +52,7 @@ class Attention {
   Attention(const LlamaConfig& model, std::vector<Plan> plans, const Play& play)
       : model_(model), plans_(std::move(plans)), play_(play) {}
 
-  /// At random; the same for every plan of the same documents.
+  /// Random inputs, which are the same for every plan of the same documents.
   Recorded inputs() const {
     Recorded in;
     const std::array<int64_t, 4> heads = heads_of_inputs();
@@ -72,7 +73,7 @@ class Attention {
 
   /// O, dQ, dK, dV.
   Recorded play(const Recorded& in, KernelChoice kernel) const {
-    Recorded out;  // as dO, Q, K, V
+    Recorded out;  // with the shapes of dO, Q, K, V
     for (size_t i = 0; i < out.size(); ++i) {
       for (const std::vector<at::Tensor>& documents : in[(i + 3) % 4]) {
         out[i].emplace_back();

@@ -1,4 +1,4 @@
-// The same result for every plan and every schedule (DESIGN rule 1): loss and every gradient of a
+// Every plan and every schedule gives the same result (DESIGN rule 1): loss and every gradient of a
 // small Llama equal the single worker's, for worker counts, ways to plan, batches, head counts,
 // schedules, kept and redispatched keys, servers in place and dedicated. `make test` runs a choice
 // that covers every pair of values, `make test-full` the grid.
@@ -22,7 +22,7 @@ namespace distca::parity {
 namespace {
 
 constexpr std::array<int, 5> kWorkers = {1, 2, 3, 4, 7};
-constexpr std::array<int, 2> kKvHeads = {4, 2};  // of 4 query heads: MHA, GQA
+constexpr std::array<int, 2> kKvHeads = {4, 2};  // heads of K and V, for 4 query heads: MHA, GQA
 constexpr std::array<int, 3> kLayers = {2, 3, 4};
 
 template <typename Values>
@@ -33,11 +33,12 @@ int count_of(const Values& values) {
 struct ParityCase {
   int workers = 1;
   std::string planner;
-  int batch = 0;  // of batches()
+  int batch = 0;  // index into batches()
   int kv_heads = 4;
   int layers = 2;
-  std::vector<Play>
-      plays;  // kept beside redispatched of the same schedule and servers, if both are there
+  /// Kept keys are compared with redispatched ones of the same schedule and servers, if both are
+  /// there.
+  std::vector<Play> plays;
 };
 
 std::string parity_name(const ::testing::TestParamInfo<ParityCase>& info) {

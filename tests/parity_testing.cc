@@ -23,7 +23,7 @@
 namespace distca::parity {
 namespace {
 
-/// What every rank has to do: [rank].
+/// [rank] The input of the rank's step.
 std::vector<StepInput> inputs_of(const StepRun& what, const StepOptions& options, int num_ranks) {
   std::vector<StepInput> inputs(num_ranks);
   std::vector<std::vector<NanoPart>> parts(num_ranks);
@@ -70,7 +70,8 @@ int64_t num_targets(const Documents& documents) {
   return targets;
 }
 
-/// On a worker: the loss, summed over the workers, and on the first one the gradients.
+/// Plays the step on a worker. Returns the loss, summed over the workers, and on the first worker
+/// the gradients.
 Outcome work(const StepRun& what, const StepOptions& options, Communicator& comm,
              const StepInput& input) {
   const auto workers = comm.split_first(what.workers);
@@ -96,7 +97,7 @@ Outcome work(const StepRun& what, const StepOptions& options, Communicator& comm
   return outcome;
 }
 
-/// On a dedicated server.
+/// Plays the step on a dedicated server.
 Outcome serve(const StepRun& what, const StepOptions& options, Communicator& comm,
               const StepInput& input) {
   Step step(what.model, nullptr, comm, options);
@@ -249,8 +250,8 @@ Outcome run(const StepRun& what) {
     const int rank = comm.rank();
     outcomes[rank] = (rank < what.workers ? work : serve)(what, options, comm, inputs[rank]);
   };
-  // Waits longer than usual, for the whole grid may run beside other work, but not as long as the
-  // test may take: who was awaited is to be said.
+  // The timeout is longer than usual, for other work may run at the same time as the whole grid,
+  // but shorter than the test may take: an error names the rank that was awaited.
   run_ranks(ranks, {.timeout_s = 300}, body, what.device);
   for (int rank = 1; rank < ranks; ++rank) outcomes[0].bytes_sent += outcomes[rank].bytes_sent;
   return outcomes[0];

@@ -29,7 +29,7 @@ const std::vector<Documents>& batches();
 struct Planner {
   std::string name;
   std::string scheduler;
-  std::string layout = {};  // "": the scheduler's own
+  std::string layout = {};  // empty for the scheduler's own
   bool split_kv = false;
   bool spread = false;
   bool cut_tasks = false;  // cut the scheduler's tasks at random by keys (split-KV)
@@ -37,11 +37,12 @@ struct Planner {
 const std::vector<Planner>& planners();
 const Planner& planner(const std::string& name);
 
-/// Who serves: a line of servers().
+/// The ranks that serve attention: a line of servers().
 struct Servers {
   const char* name;
-  int64_t worker_capacity = 1;          // of each worker; 0: workers do not serve
-  std::vector<int64_t> dedicated = {};  // capacities
+  /// The capacity of each worker. 0 means that workers do not serve.
+  int64_t worker_capacity = 1;
+  std::vector<int64_t> dedicated = {};  // capacities of the dedicated servers
 };
 const std::vector<Servers>& servers();
 const Servers& servers(const std::string& name);
@@ -52,12 +53,12 @@ struct Play {
   bool redispatched = false;  // Q, K, V travel again for backward
   Servers servers = {"in_place"};
 };
-/// Every schedule x kept and redispatched x who serves.
+/// Every schedule x kept and redispatched keys x line of servers().
 const std::vector<Play>& plays();
-/// For names of tests: letters, digits, underscores.
+/// The name of a play in names of tests: letters, digits, underscores.
 std::string name_of(const Play& play);
 
-/// `num_kv_heads` of 4 query heads.
+/// A Llama with 4 query heads and `num_kv_heads` heads of K and V.
 LlamaConfig small_llama(int64_t num_kv_heads, ScalarType dtype, int64_t num_layers = 2);
 
 /// A nano-batch's plan, checked by the validator. `window`: for the layers that have this one of
@@ -70,12 +71,13 @@ LocalTokens make_tokens(const NanoBatch& nano_batch, const std::vector<Segment>&
                         int64_t vocab_size, bool goes_on);
 
 struct Outcome {
-  double loss = 0;                    // nats, summed over all targets
-  std::vector<at::Tensor> gradients;  // of all parameters, summed over workers; none: evaluated
-  int64_t bytes_sent = 0;             // by all ranks
+  double loss = 0;  // nats, summed over all targets
+  /// Gradients of all parameters, summed over workers. An evaluation has none.
+  std::vector<at::Tensor> gradients;
+  int64_t bytes_sent = 0;  // by all ranks
 };
 
-/// What to run.
+/// A step to run.
 struct StepRun {
   LlamaConfig model;
   Documents documents;
@@ -93,7 +95,8 @@ struct StepRun {
 /// Plays it on ranks as threads, after the validators have seen plans and programs.
 Outcome run(const StepRun& what);
 
-/// Of the loss and all gradients; of those that are zero in `want` nothing.
+/// The largest relative difference of the loss and of any gradient (train/same_result.h). Gradients
+/// that are zero in `want` do not count.
 double largest_difference(const Outcome& got, const Outcome& want);
 void expect_same(const Outcome& got, const Outcome& want, double bound, double zero_bound,
                  const std::string& what);

@@ -1,7 +1,8 @@
 // The memory of every rank of a pipeline, as train/memory_peak.h predicts it from the rank's
-// program, beside what the meter of each rank counts while the step is played: for grids, numbers
-// of nano-batches, orders, overlap modes, recomputation, types, ZeRO-1, dedicated servers and
-// uneven stages, every pair of values. And what refuses a run is below the prediction.
+// program, compared with what the meter of each rank counts while the step is played: for grids,
+// numbers of nano-batches, orders, overlap modes, recomputation, types, ZeRO-1, dedicated servers
+// and uneven stages, every pair of values. And the estimate that refuses a run is below the
+// prediction.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// The same result for every pipeline (DESIGN rule 1): loss, norm, every gradient and every weight
+// Every pipeline gives the same result (DESIGN rule 1): loss, norm, every gradient and every weight
 // after an update of all stages equal the single worker's, for grids, numbers of micro-batches,
 // schedulers, orders, overlap modes, dedicated servers, recomputation, ZeRO-1, uneven stages and
 // tied embeddings: every pair of values, and in full/ every triple. And the bits of the loss do not
@@ -25,7 +25,8 @@ namespace {
 
 using testing::Order;
 
-/// With 32 features, 5 blocks of the flat layout and a gap.
+/// The vocabulary's size. With 32 features, its weights take 5 blocks of the flat layout and leave
+/// a gap.
 constexpr int64_t kVocabulary = 601;
 
 struct Size {
@@ -55,7 +56,7 @@ constexpr std::array<const char*, 3> kLayersNames{"even", "more_before_the_last"
 constexpr std::array<const char*, 3> kRecomputeNames{"kept", "selective", "full"};
 constexpr std::array kRecomputes{Recompute::kNone, Recompute::kSelective, Recompute::kFull};
 
-/// What a case is made of: an index of each of these.
+/// A case: an index into each list of values, and 0 or 1 for the last three.
 struct Case {
   int size = 0, planner = 0, micro_batches = 0, placement = 0, documents = 0, overlap = 0,
       recompute = 0, layers = 0, zero = 0, tied = 0, gqa = 0;
@@ -117,7 +118,7 @@ std::vector<std::vector<int64_t>> nano_batches_of(const Case& c) {
   return lengths;
 }
 
-/// Two each of two even stages, else one, and on one of uneven stages one more.
+/// Two layers on each of two even stages, otherwise one, and one more on one of uneven stages.
 std::vector<int64_t> layers_of(const Case& c) {
   std::vector<int64_t> layers(c.grid().stages, c.grid().stages == 2 && c.layers == kEven ? 2 : 1);
   if (c.layers == kMoreBeforeTheLast) ++layers[layers.size() - 2];
@@ -255,7 +256,7 @@ TEST(pipeline_parity, at_home_only_what_is_handed_over_travels) {
   EXPECT_EQ(run(what).step.bytes_sent, kBoundaries * tokens * what.model.hidden_size * 8);
 }
 
-/// With every format and slice; run() compares them.
+/// Every format and slice is tried. run() compares the two stages' copies.
 TEST(pipeline_parity, both_stages_give_a_tied_embedding_the_same_bits) {
   for (const ScalarType dtype : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
     for (const bool zero : {false, true}) {
@@ -273,7 +274,7 @@ TEST(pipeline_parity, both_stages_give_a_tied_embedding_the_same_bits) {
   }
 }
 
-/// With equal replicas and layouts, and no document's keys cut.
+/// The replicas and layouts are equal, and no document's keys are cut.
 TEST(pipeline_parity, the_bits_of_the_loss_do_not_depend_on_the_number_of_stages) {
   for (const KernelChoice kernel : {KernelChoice::kCpu, KernelChoice::kReference}) {
     for (const int replicas : {1, 2}) {

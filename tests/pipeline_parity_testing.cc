@@ -90,7 +90,7 @@ class PipelineInputs {
   PipelineParts parts_;
 };
 
-/// Of one worker alone, without a pipeline.
+/// The input of one worker alone, without a pipeline.
 StepInput input_of_one(const PipelineRun& what) {
   StepInput input;
   std::vector<NanoPart> parts;
@@ -169,7 +169,7 @@ class Player {
   StepTracer tracer_;
 };
 
-/// On a worker: loss and norm of all, gradients and weights of its stage.
+/// Plays the steps of a worker. Returns loss and norm of all, gradients and weights of its stage.
 PipelineOutcome work(const PipelineRun& what, Communicator& comm, const StepInput& input) {
   const Stage& stage = input.program.stage;
   std::vector<int> ranks(what.replicas);
@@ -212,7 +212,7 @@ PipelineOutcome work(const PipelineRun& what, Communicator& comm, const StepInpu
   return outcome;
 }
 
-/// On a dedicated server.
+/// Plays the steps of a dedicated server.
 PipelineOutcome serve(const PipelineRun& what, Communicator& comm, const StepInput& input) {
   const MemoryMeter meter(comm.cuda_device());
   Step step(what.model, nullptr, comm, what.options);

@@ -16,18 +16,18 @@
 
 namespace distca::parity {
 
-/// What to run.
+/// A step of a pipeline to run.
 struct PipelineRun {
   LlamaConfig model;
   std::vector<int64_t> layers = {2};               // [stage] how many; together the model's
   std::vector<std::vector<int64_t>> nano_batches;  // tokens of each document
   int replicas = 1, dedicated = 0;
   testing::Order order = testing::Order::kAligned;
-  PlanOptions plan = {};  // of homes, and of the pools of all ticks
+  PlanOptions plan = {};  // options of the homes' layouts and of the pools of all ticks
   StepOptions options = {};
   bool evaluate = false;  // forward and loss only
-  /// Not empty: three steps are played instead of one, and of the last two a trace is written
-  /// there.
+  /// The file for a trace. If it is set, three steps are played instead of one, and the last two
+  /// are traced.
   std::filesystem::path trace;
 
   int stages() const { return static_cast<int>(layers.size()); }
@@ -39,13 +39,14 @@ struct PipelineRun {
 
 /// Tensors are in the order of the whole model's weights, whatever the stages.
 struct PipelineOutcome {
-  Outcome step;                     // its gradients are clipped; none with ZeRO-1 or evaluated
-  double norm = 0;                  // of all gradients
-  std::vector<at::Tensor> weights;  // after an update; none: evaluated
-  std::vector<int64_t> peak_bytes;  // [rank] that tensors took in the step (memory_meter.h)
+  /// Its gradients are clipped. ZeRO-1 and an evaluation give none.
+  Outcome step;
+  double norm = 0;                  // norm of all gradients
+  std::vector<at::Tensor> weights;  // weights after an update. An evaluation gives none.
+  std::vector<int64_t> peak_bytes;  // [rank] most bytes of tensors in the step (memory_meter.h)
 };
 
-/// [rank] What it plays. One worker alone plays a program without a pipeline.
+/// [rank] The program that it plays. One worker alone plays a program without a pipeline.
 std::vector<Program> programs_of(const PipelineRun& what);
 
 /// Plays it, after the validators have seen the programs. Replicas that differ in loss, norm or

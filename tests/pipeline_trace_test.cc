@@ -65,7 +65,7 @@ Json analysed(const std::filesystem::path& file) {
   return parse_json(succeed({"trace", "--json", file}).out, "what distca trace says");
 }
 
-/// To the nanosecond.
+/// The parts of each step and of the total add up to it to the nanosecond.
 void expect_parts_add_up(const Json& of_rank) {
   std::vector<Json> sums = of_rank.at("steps");
   sums.push_back(of_rank.at("total"));
@@ -155,7 +155,7 @@ TEST_F(PipelineTrace, of_other_orders_has_ticks_of_both_passes) {
   }
 }
 
-/// What a rank records of its program, of which no operation does anything.
+/// The events that a rank records of its program, of which no operation does anything.
 std::vector<TraceEvent> recorded(const Program& program) {
   IdlePlayer player;
   OpTimes times;
@@ -189,7 +189,7 @@ TEST_F(PipelineTrace, of_any_grid_has_micro_batches_and_stages_less_one_ticks_ea
       }
       for (const std::set<int>& of_pass : seen)
         ASSERT_THAT(of_pass, SizeIs(micro_batches + stages - 1));
-      // Of these sizes the whole file, which takes longer.
+      // The whole file is checked for these sizes only, because that takes longer.
       if (std::set{2, 3, 8}.count(stages) * std::set{1, 8, 16}.count(micro_batches) == 0) continue;
       write_file_atomically(folder_ / "idle.json", chrome_json("ping-pong", ranks, texts));
       EXPECT_EQ(work_of(analysed(folder_ / "idle.json")),

@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr int64_t kSteps = 24;
-/// Steps of some 0.1 s: a signal is heard within the step that it comes in.
+/// Steps of some 0.1 s: a signal takes effect in the step that it comes in.
 const Words kSlow = {fmt::format("train.steps={}", kSteps),
                      "batch.nano_batch_tokens=4096",
                      "train.validation_every=0",
@@ -44,12 +44,12 @@ std::string name_of(const ::testing::TestParamInfo<Stop>& info) { return info.pa
 
 class StopTest : public CheckpointTest {
  protected:
-  /// Of a run that nobody stops: the same bits for all cases.
+  /// The results of a run that nobody stops. They have the same bits for all cases.
   Training straight() const {
     static const Training kStraight = train("straight", kSlow);
     return kStraight;
   }
-  /// Whether a process has set a handler of SIGTERM.
+  /// Returns true if a process has set a handler of SIGTERM.
   static bool handles_signals(pid_t pid) {
     std::ifstream status(fmt::format("/proc/{}/status", pid));
     for (std::string line; std::getline(status, line);) {
@@ -58,7 +58,7 @@ class StopTest : public CheckpointTest {
     }
     return false;
   }
-  /// What a process has computed so far.
+  /// The processor time that a process has used so far.
   static double processor_seconds(pid_t pid) {
     std::ifstream status(fmt::format("/proc/{}/stat", pid));
     std::string text;
@@ -70,7 +70,7 @@ class StopTest : public CheckpointTest {
     fields >> user >> system;
     return (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
   }
-  /// The step after which a run that was told of a signal says that it stopped, once, and saved.
+  /// The step after which a run that got a signal says that it stopped, once, and saved.
   int64_t step_of(const std::string& line, const std::string& signal) const {
     const std::regex said(
         fmt::format("distca: stopped by {} after step ([0-9]+) of {}; saved, resume with the same "
@@ -215,7 +215,7 @@ TEST_F(TorchrunTest, restarts_a_run_that_lost_a_rank_from_its_last_checkpoint) {
 
 class FullDisk : public CheckpointTest {
  protected:
-  /// Of the last line of metrics.jsonl.
+  /// The number at this key of the last line of metrics.jsonl. 0 means that there is none.
   int64_t last(const char* key) const { return metrics().back().value(key, int64_t{0}); }
 };
 

@@ -46,7 +46,7 @@ TEST_F(OtherWorkers, hold_the_result_of_the_straight_run) {
                 HasSubstr(fmt::format("\nit goes on to rounding, not bit for bit: the number of "
                                       "workers was {} and is {}\n",
                                       part.was, part.workers)));
-    // Of a folder of its own: the steps before lie in the other run's.
+    // The run has a folder of its own: the steps before lie in the other run's.
     const Training got = read_training(part.name);
     const auto tail = [&](const std::vector<double>& all) {
       return std::vector<double>(all.end() - (8 - part.after), all.end());
@@ -57,12 +57,12 @@ TEST_F(OtherWorkers, hold_the_result_of_the_straight_run) {
   }
 }
 
-/// What has happened to a checkpoint.
+/// Damage to one file of a checkpoint, and the message that it leads to.
 struct Damage {
   const char* name;
   const char* file;
   std::function<void(const fs::path& file)> damage;
-  const char* words;  // of the message
+  const char* words;  // part of the error message
 };
 std::string name_of(const ::testing::TestParamInfo<Damage>& info) { return info.param.name; }
 
@@ -123,7 +123,7 @@ class ResumeTest : public CheckpointTest {
     CheckpointTest::SetUp();
     train("run", {"train.steps=4", "checkpoint.every_steps=2"});
   }
-  /// What a run says that goes on with these keys to step 6.
+  /// The output of a run that goes on with these keys to step 6.
   std::string said(const Words& more) const {
     return resume(joined({"train.steps=6", "checkpoint.every_steps=2"}, more)).out;
   }
@@ -214,7 +214,7 @@ TEST_F(ResumeTest, an_older_checkpoint_cuts_the_metrics_and_the_newer_go_when_on
 TEST_F(ResumeTest, overwriting_removes_no_checkpoint_before_a_new_one_is_complete) {
   const auto before = read_files(run_ / "checkpoints");
   const Words words = {"train.steps=1000000", "train.overwrite=true", "train.validation_every=0"};
-  program_.emplace(arguments(words));  // which saves none
+  program_.emplace(arguments(words));  // it saves no checkpoint
   ASSERT_TRUE(wait_for_steps(5)) << "one more than the run before had";
   ASSERT_NO_FATAL_FAILURE(kill_all());
   EXPECT_TRUE(read_files(run_ / "checkpoints.old") == before);

@@ -51,13 +51,15 @@ std::vector<char*> pointers(Words& words) {
   return result;
 }
 
-/// Of a file of /proc, which has no size and so cannot be read by read_file. Empty if it is gone.
+/// Reads a file of /proc, which has no size and so cannot be read by read_file. Returns an empty
+/// text if it is gone.
 std::string read_proc(const std::string& name) {
   std::ifstream file("/proc/" + name, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// With all its threads: where the first has ended, another of a killed process may still write.
+/// Returns true if a process has ended with all its threads: where the first has ended, another of
+/// a killed process may still write.
 bool has_ended(pid_t pid) {
   const std::string status = read_proc(fmt::format("{}/stat", pid));
   // "PID (NAME) STATE ..."; the name may hold anything. The threads are the 18th word from STATE.
@@ -68,7 +70,7 @@ bool has_ended(pid_t pid) {
   return (all.at(0) == "Z" || all.at(0) == "X") && std::stoi(all.at(17)) <= 1;
 }
 
-/// What was printed into a temporary file.
+/// Returns what was printed into a temporary file.
 std::string output(std::FILE* file) { return read_proc(fmt::format("self/fd/{}", fileno(file))); }
 
 }  // namespace

@@ -22,7 +22,7 @@ namespace distca::testing {
 /// else it does, is no matter of a test.
 constexpr double kPatience = 300;
 
-using Words = std::vector<std::string>;  // of a command line
+using Words = std::vector<std::string>;  // words of a command line
 using Environment = std::map<std::string, std::string>;
 
 struct Outcome {
@@ -37,13 +37,14 @@ struct Streams {
   int out = kFile, err = kFile;  // a file descriptor, or one of these
 };
 
-/// What is written into `in` comes out of `out`. An end that is given a FileDescriptor() is closed.
+/// A pipe: what is written into `in` comes out of `out`. An end to which a FileDescriptor() is
+/// assigned is closed.
 struct Pipe {
   Pipe();
   FileDescriptor out, in;
 };
 
-/// For /bin/sh, in a folder; `distca` is the program under test.
+/// A line that /bin/sh runs in a folder; `distca` is the program under test.
 struct ShellLine {
   std::string text;
   std::filesystem::path folder;
@@ -63,7 +64,7 @@ class Program {
   Program& operator=(const Program&) = delete;
 
   pid_t pid() const { return pid_; }
-  /// To the whole group, as a terminal's Ctrl-C.
+  /// Sends a signal to the whole group, as a terminal does at Ctrl-C.
   void signal_group(int signal) const;
   /// The child that runs this rank; throws std::runtime_error if there is none.
   pid_t pid_of_rank(int rank) const;
@@ -94,7 +95,7 @@ std::string error_line(const Outcome& outcome, int exit_code);
 /// The error line of a command that must end with exit code 2.
 std::string refusal(const Words& arguments);
 
-/// Whether it came true in time.
+/// Waits for the condition. Returns true if it came true in time.
 bool wait_until(const std::function<bool()>& condition, double limit_s = kPatience,
                 double every_s = 0.01);
 
@@ -106,7 +107,7 @@ struct TakenPort {
 };
 /// A port that was free a moment ago.
 std::string free_port();
-/// What torchrun tells a rank, but for an agent that keeps a store.
+/// The variables that torchrun sets for a rank, without those of an agent that keeps a store.
 Environment torchrun_environment(int rank, int size, const std::string& port);
 /// Ranks 0 and 1 as torchrun starts them, with these arguments, until both have ended; [rank].
 std::array<Outcome, 2> run_torchrun(const Words& rank_0, const Words& rank_1);

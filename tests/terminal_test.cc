@@ -1,5 +1,5 @@
-// Whoever reads what a training prints, slowly, for a while or not at all, and whoever stops it:
-// the real program with pipes, terminals and signals.
+// A training whose output is read slowly, for a while or not at all, and one that is stopped: the
+// real program with pipes, terminals and signals.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -91,7 +91,7 @@ class TerminalTest : public TrainingTest {
     EXPECT_TRUE(fs::exists(run_ / "model.safetensors"));
     return outcome;
   }
-  /// The run ends soon, and well, but for a shell that wants to know of Ctrl-C.
+  /// The run ends soon, and with exit code 0, but after Ctrl-C with 130, as shells expect.
   void expect_interrupted(const std::string& signal) {
     const Outcome outcome = program_->wait();  // soon: nobody kills it for not ending
     EXPECT_EQ(outcome.exit_code, signal == "SIGINT" ? 130 : 0);
@@ -118,7 +118,7 @@ TEST_P(RanksTest, what_was_ignored_when_it_began_stays_ignored) {
 TEST_P(RanksTest, stopped_it_says_at_which_step_and_what_is_saved) {
   start(1'000'000, GetParam().words);
   ASSERT_NO_FATAL_FAILURE(wait_for_steps(3));
-  program_->signal_group(SIGINT);  // as a terminal does
+  program_->signal_group(SIGINT);  // a terminal does so at Ctrl-C
   expect_interrupted("SIGINT");
 }
 
@@ -213,7 +213,7 @@ TEST_F(TerminalTest, an_error_begins_on_a_line_of_its_own) {
   }
 }
 
-/// What fits 80 columns, then what 100 and 200 show as well.
+/// The fields that fit 80 columns, then those that 100 and 200 columns show as well.
 const std::string kFirstFields =
     "step +[0-9]/6  loss [0-9.]+  max/mean [0-9.]+>[0-9.]+  [0-9,k]+ tok/s  ~?[0-9:]+ left";
 const std::string kNextFields = "  lr [0-9.e-]+  norm [0-9.]+";
@@ -255,7 +255,7 @@ TEST_F(TerminalTest, a_pipe_has_every_field_of_its_lines) {
   for (std::string line; std::getline(lines, line);) {
     if (line.starts_with("step ")) steps.push_back(line);
   }
-  // Every few seconds one, and where a validation loss was measured, beside it.
+  // A line with the fields comes every few seconds, and in addition to each validation loss.
   EXPECT_GE(steps.size(), 4u);
   EXPECT_THAT(steps, Contains(MatchesRegex("step ./6  validation loss [0-9.]+")).Times(2));
   for (const std::string& step : steps) {

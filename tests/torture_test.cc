@@ -70,10 +70,10 @@ Words arguments(const fs::path& prefix, const fs::path& run, const Words& more =
   return train_arguments(prefix, run, joined(words, more));
 }
 
-/// The data, the older run, and what the new one makes where nobody disturbs it: of all cases.
+/// The data, the older run, and what the new one makes where nobody disturbs it, for all cases.
 struct Made {
   Made() : folder(fs::temp_directory_path() / fmt::format("distca_torture_{}", getpid())) {
-    fs::remove_all(folder);  // of a case before, where this threw
+    fs::remove_all(folder);  // a case before may have left it by an error
     fs::create_directories(folder);
     prefix = make_data_set(folder);
     succeed(train_arguments(prefix, folder / "old",
@@ -90,7 +90,7 @@ struct Made {
 
   fs::path folder, prefix;
   Model old_model, new_model;
-  double whole_s = 0;  // of a run that nobody disturbs
+  double whole_s = 0;  // seconds that a run takes if nobody disturbs it
 };
 const Made& made() {
   static const Made kMade;
@@ -110,14 +110,14 @@ class DiskTest : public FolderTest {
 
   Words overwriting() const { return arguments(made().prefix, run_, {"train.overwrite=true"}); }
 
-  /// A disk of its own for the run's folder; false: no permission to have one.
+  /// Gives the run's folder a disk of its own. Returns false if mounting one is not permitted.
   bool mount_disk() {
     disk_.emplace(folder_ / "disk", "2m");
     run_ = folder_ / "disk" / "run";
     return disk_->mounted();
   }
 
-  /// When the run has written so many lines, and then a little later; or when it is over.
+  /// Waits until the run has written so many lines, and then a little longer, or until it is over.
   void wait_for(size_t lines, double later_s, const Program& program) {
     const auto done = [&] {
       return lines == 0 || is_zombie(program) ||
@@ -157,7 +157,7 @@ class DiskTest : public FolderTest {
     }
   }
 
-  /// Until no process of it is left.
+  /// Starts the run, strikes it and waits until no process of it is left.
   void run_and_strike(Blow blow, size_t lines, double later_s) {
     began_ = false;
     const bool piped = blow == Blow::kClosedPipe;

@@ -64,12 +64,13 @@ TEST_F(PlansOfTrainingTest, what_is_computed_again_takes_no_memory_and_changes_n
 
 class ConfigPlanTest : public PlansOfTrainingTest {
  protected:
-  /// What `distca plan` says of a step of the run that `words` of train make.
+  /// The summary that `distca plan` gives of a step of the run that these words of `distca train`
+  /// start, without times.
   Json planned(int64_t step, Words words) const {
     words[0] = "plan";
     Json plans =
         Json::parse(succeed(joined(words, {"--step", std::to_string(step), "--summary-json"})).out);
-    for (Json& plan : plans.at("nano_batches")) {  // what was measured
+    for (Json& plan : plans.at("nano_batches")) {  // these times are measured
       plan.erase("plan_us");
       plan.erase("metadata_us");
     }
@@ -112,7 +113,7 @@ TEST_F(ConfigPlanTest, a_plan_of_a_configuration_is_the_one_that_the_run_has) {
         EXPECT_EQ(plan.at(key), line.at(key)) << fmt::format("{}", fmt::join(words, " ")) << key;
     }
     EXPECT_NE(lines[0].at("plan_hash"), lines[9].at("plan_hash"));
-    // What a dry run says of the first step.
+    // A dry run says the same of the first step.
     EXPECT_THAT(std::regex_replace(said, std::regex("\n  "), " "),
                 HasSubstr(fmt::format("has max/mean {:.3f} before balancing and {:.3f} after; the "
                                       "ranks on this machine send {} for it",

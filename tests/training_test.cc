@@ -167,7 +167,7 @@ TEST_F(TrainingTest, loss_and_validation_loss_fall_below_the_bigram_entropy) {
   ASSERT_EQ(training.validation.size(), 6u);
   // Before the first update the model knows nothing: every byte alike, ln 256 nats.
   EXPECT_NEAR(training.losses.front(), std::log(256.0), 0.1);
-  // What counting pairs of bytes would reach: about 0.9 nats. Below it, context helped.
+  // Counting pairs of bytes would reach about 0.9 nats. A lower loss shows that context helped.
   const Json data = Json::parse(succeed({"data", "show", prefix_, "--json"}).out);
   const double bigram = data.at("bigram_nats");
   EXPECT_LT(bigram, 0.5 * training.validation.front());
@@ -244,7 +244,7 @@ TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
   }
   EXPECT_THAT(outcome.out, AllOf(HasSubstr((run_ / "model.safetensors").string()),
                                  HasSubstr("(float32 multiply-adds)")));
-  // What was run can be run again.
+  // A run can be run again from its config.toml.
   succeed({"train", "--config", run_ / "config.toml", "--workers", "2",
            "train.output_dir=" + (folder_ / "again").string()});
   expect_same_bits(read_training("again"), read_training("run"));

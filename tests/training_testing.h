@@ -15,7 +15,7 @@
 
 namespace distca::testing {
 
-/// What a run learned, without what it measured.
+/// The results of a run: losses, gradient norms, weights and bytes sent, without times.
 struct Training {
   std::vector<double> losses, norms, validation;
   std::string weights;  // model.safetensors
@@ -44,7 +44,7 @@ inline void expect_same_result(const Training& got, const Training& want, const 
   expect_near(got.validation, want.validation, 1e-10, name + ": validation loss");
 }
 
-/// A data set, and runs in folders beside it.
+/// A data set, and runs in folders next to it.
 class TrainingTest : public FolderTest {
  protected:
   void SetUp() override {
@@ -57,7 +57,7 @@ class TrainingTest : public FolderTest {
     FolderTest::TearDown();
   }
 
-  /// Of a run into a folder of this name.
+  /// The arguments of a run into a folder of this name.
   Words arguments(const Words& more = {}, const std::string& name = "run") const {
     return train_arguments(prefix_, folder_ / name, more);
   }

@@ -28,13 +28,14 @@
 namespace distca::api {
 namespace {
 
-/// What the caller's thread has on is not for us: autograd, autocast.
+/// Turns autograd and autocast off while it lives, whatever the caller's thread has set.
 struct PlainTensors {
   c10::AutoGradMode no_grad{false};
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-using Buffers = std::array<MessageMemory, kNumBufferRoles>;  // [BufferRole] null: none
+// [BufferRole] Null means that there is none.
+using Buffers = std::array<MessageMemory, kNumBufferRoles>;
 
 /// This rank's part of a plan.
 struct RankPlan {
@@ -80,7 +81,7 @@ KernelRequest kernel_request(const Shape& shape, const CoreAttentionOptions& opt
   return request;
 }
 
-constexpr size_t kRememberedPlans = 8;  // beside those of layers under way
+constexpr size_t kRememberedPlans = 8;  // layers under way keep theirs in addition
 
 /// In errors.
 const char* name_of(Content content) {
@@ -104,7 +105,7 @@ struct CoreAttention::Engine {
   const AttentionShape shape;
   const ExchangeTypes types;
   AttentionKernel kernel;
-  const double softmax_scale;  // of calls that name none
+  const double softmax_scale;  // the scale of calls that name none
   LayerAttention parts;
   at::Device device;
   std::vector<std::shared_ptr<RankPlan>> plans;  // the latest last
@@ -160,7 +161,7 @@ class Layer {
   const int exceptions_ = std::uncaught_exceptions();
   Round round_;
   Buffers buffers_;
-  // Null: no messages. Where exchanges end in order, the last has all results, both ways.
+  // Null means no messages. Where exchanges end in order, the last has all results, both ways.
   std::unique_ptr<PendingExchange> to_servers_, from_servers_, to_homes_;
   bool done_ = false;
 };
@@ -192,7 +193,8 @@ Layer::Layer(std::shared_ptr<CoreAttention::Engine> engine, std::shared_ptr<Rank
   engine_->sequence->to_compute.push_back(this);
 }
 
-/// What others need of this rank they get, unless it fails: then they hear of that.
+/// Does this rank's part for the others, unless an exception is under way: this rank's failure then
+/// ends their waits.
 Layer::~Layer() {
   if (!done_ && std::uncaught_exceptions() == exceptions_) {
     try {

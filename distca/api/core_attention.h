@@ -35,7 +35,7 @@
 //       distca::run_ranks(2, {}, run_layer);
 //       return 0;
 //     }
-//     const int rank = atoi(argv[1]);  // of two processes
+//     const int rank = atoi(argv[1]);  // 0 or 1: two processes
 //     c10d::TCPStoreOptions meeting{.isServer = rank == 0};
 //     meeting.port = static_cast<uint16_t>(atoi(argv[2]));
 //     const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", meeting);
@@ -114,7 +114,7 @@ class Forward {
  private:
   friend class CoreAttention;
   explicit Forward(std::shared_ptr<Layer> layer) : layer_(std::move(layer)) {}
-  std::shared_ptr<Layer> layer_;  // of this handle alone
+  std::shared_ptr<Layer> layer_;  // this handle is its only owner
 };
 
 /// The backward pass of one layer, under way or done. It behaves as Forward does.
@@ -123,7 +123,7 @@ class Backward {
   Backward(Backward&&) noexcept = default;
   Backward& operator=(Backward&&) noexcept = default;
 
-  /// As Forward::compute(), for gradients.
+  /// Computes dQ, dK and dV of this rank's tasks and sends them, as Forward::compute() does with O.
   void compute();
   /// Returns dQ [T, H, D], dK [T, G, D], dV [T, G, E] once all contributions are there. It may be
   /// called again.
@@ -132,7 +132,7 @@ class Backward {
  private:
   friend class CoreAttention;
   explicit Backward(std::shared_ptr<Layer> layer) : layer_(std::move(layer)) {}
-  std::shared_ptr<Layer> layer_;  // of this handle alone
+  std::shared_ptr<Layer> layer_;  // this handle is its only owner
 };
 
 struct CoreAttentionOptions {
@@ -160,18 +160,18 @@ struct CoreAttentionOptions {
   bool wide_gradients = false;
 };
 
-/// Core attention on one rank. A communicator serves one CoreAttention, and those that are made
-/// beside it. For calls in an order of their own on the same ranks, give another one a group that
-/// was split off (Communicator::split).
+/// Core attention on one rank. A communicator serves one CoreAttention, and those that the second
+/// constructor makes from it. For calls in an order of their own on the same ranks, give another
+/// one a group that was split off (Communicator::split).
 class CoreAttention {
  public:
   /// Borrows the communicator, which must outlive this object and its handles. Tensors must lie
   /// where the communicator's messages lie: on the CPU or on its CUDA device. All ranks give the
   /// same shape and options.
   CoreAttention(Communicator& comm, const Shape& shape, const CoreAttentionOptions& options = {});
-  /// Another one on the communicator of `beside`, for layers of another shape. The calls on both
-  /// are one sequence, which all ranks make in the same order, and they share the memory of
-  /// messages. `beside` may be destroyed first.
+  /// Makes another one on the communicator of an existing one, for layers of another shape. The
+  /// calls on both are one sequence, which all ranks make in the same order, and they share the
+  /// memory of messages. The existing one may be destroyed first.
   CoreAttention(const CoreAttention& beside, const Shape& shape,
                 const CoreAttentionOptions& options = {});
   ~CoreAttention();
@@ -192,15 +192,17 @@ class CoreAttention {
   /// Sends dO [T, H, E] on its way and returns. The caller must have waited for `forward`. It may
   /// destroy `forward` meanwhile, or start another backward of it.
   Backward backward(const Forward& forward, const at::Tensor& d_o);
-  /// The same, with the values of Q, K and V that forward() was given. They are needed after
-  /// Forward::drop_inputs() alone. The caller must not write to them until the handle is destroyed.
+  /// Sends dO likewise, and takes the values of Q, K and V that forward() was given. They are
+  /// needed after Forward::drop_inputs() alone. The caller must not write to them until the handle
+  /// is destroyed.
   Backward backward(const Forward& forward, const at::Tensor& d_o, const at::Tensor& q,
                     const at::Tensor& k, const at::Tensor& v);
 
-  /// The bytes that this rank has sent so far, by this object and those beside it.
+  /// The bytes that this rank has sent so far, by this object and those that share its
+  /// communicator.
   int64_t sent_bytes() const;
   /// The memory of messages that is in use or kept for reuse. It is given back when this object,
-  /// those beside it and their handles are destroyed.
+  /// those that share its communicator and their handles are destroyed.
   int64_t message_memory_bytes() const;
 
   struct Engine;  // an internal type

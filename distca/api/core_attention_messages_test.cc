@@ -164,7 +164,7 @@ TEST(ApiMessages, shapes_beside_each_other_share_a_communicator_and_calls_have_a
       const auto [dq, dk, dv] = backward.wait();
       found.push_back(o.narrow(1, 0, 2));
       if (number < 2) continue;
-      // The same attention as that of -Q with a positive scale.
+      // A negative scale gives the same attention as -Q with a positive one.
       Forward plain = both[i]->forward(plans[i], -heads(q, i), k, k, 0.3);
       EXPECT_TRUE(at::equal(plain.wait(), o));
       Backward plain_backward = both[i]->backward(plain, heads(d_o, i));

@@ -382,7 +382,7 @@ TEST(Api, memory_of_messages_is_reused) {
   });
 }
 
-/// What is said, in one line, of a call that is refused.
+/// Returns the message of the error that refuses a call, which must be one line.
 template <typename Call>
 std::string refusal(const Call& call) {
   try {

@@ -55,7 +55,7 @@ struct Shape {
   bool operator==(const Shape&) const = default;
 };
 
-/// What plan_batch() is asked for.
+/// The input of plan_batch().
 struct BatchRequest {
   /// [documents + 1] The places at which the documents begin in the packed batch of all ranks, and
   /// the place at which the last one ends. As in flash-attn, the first is 0 and none is below the
@@ -67,10 +67,10 @@ struct BatchRequest {
 
   Shape shape;
 
-  /// How many keys before its own position a query sees, beside the one at its position. -1 means
-  /// all of its document. flash-attn calls it window_size = (window_left, 0). In Hugging Face's
-  /// terms, it is sliding_window - 1. A model whose layers have several windows makes one plan for
-  /// each window, all with the same `tokens`.
+  /// The number of keys before its own position that a query sees, in addition to the one at its
+  /// position. -1 means all of its document. flash-attn calls it window_size = (window_left, 0). In
+  /// Hugging Face's terms, it is sliding_window - 1. A model whose layers have several windows
+  /// makes one plan for each window, all with the same `tokens`.
   ///
   /// Default: -1
   int64_t window_left = -1;
@@ -103,8 +103,8 @@ struct BatchRequest {
   /// The multiply-adds of a layer that are not core attention (projections and MLP), for each token
   /// on the rank that holds it. Where it is given, ranks with fewer tokens compute more attention,
   /// so that all ranks are done with both together. Give it if a rank's linear work of one
-  /// nano-batch runs beside the attention of another one. If all ranks wait for each other between
-  /// the two, leave it 0. It takes the place of `capacity`; give one of the two.
+  /// nano-batch runs at the same time as the attention of another one. If all ranks wait for each
+  /// other between the two, leave it 0. It takes the place of `capacity`; give one of the two.
   ///
   /// Default: 0, which means that attention alone is evened out
   int64_t linear_work = 0;

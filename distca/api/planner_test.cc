@@ -63,7 +63,7 @@ TEST(PlanBatch, takes_the_callers_tokens_as_they_are) {
   EXPECT_EQ(plan.num_tokens(1), 0);
   EXPECT_GT(plan.plan().load[1].pairs, 0) << "it computes for the others";
   EXPECT_LE(plan.max_over_mean(), 1.15);
-  // Those of a plan, for layers with another window.
+  // The tokens of a plan also serve layers with another window.
   request.window_left = 100;
   request.tokens = plan_batch({.cu_seqlens = kOffsets, .num_ranks = 4, .shape = kShape}).tokens();
   EXPECT_EQ(plan_batch(request).tokens(), request.tokens);

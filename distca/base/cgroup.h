@@ -12,7 +12,7 @@ namespace distca {
 /// Where the system publishes control groups. Tests give folders of their own.
 struct CgroupPlaces {
   std::filesystem::path root = "/sys/fs/cgroup";    // where the hierarchies are mounted
-  std::filesystem::path own = "/proc/self/cgroup";  // which groups this process is in
+  std::filesystem::path own = "/proc/self/cgroup";  // lists this process's groups
 };
 
 /// Returns the folder, below `root`, of the group that this process is in for `controller` ("cpu"

@@ -43,7 +43,7 @@ struct Console::State {
   const int fd;
   const ConsoleOptions options;
   const bool is_a_tty;
-  const bool terminal;  // which shows a progress line
+  const bool terminal;  // true if `fd` can show a progress line
 
   std::mutex mutex;
   std::condition_variable changed;

@@ -39,7 +39,7 @@ class Console {
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
 
-  /// Whether `fd` is a terminal.
+  /// Returns true if `fd` is a terminal that can show a progress line (TERM is not "dumb").
   bool is_terminal() const;
   /// The width of the terminal in characters; 80 without a terminal or where it is unknown.
   size_t columns() const;
@@ -62,7 +62,8 @@ class Console {
   /// Returns the errno (ENOSPC, for example) that made the console stop writing. Returns 0 if
   /// nothing went wrong, or if the reader has gone: a closed pipe or terminal is not an error.
   int write_error() const;
-  /// Whether the console has stopped writing, because of an error or because the reader has gone.
+  /// Returns true once the console has stopped writing, because of an error or because the reader
+  /// has gone.
   bool is_closed() const;
 
  private:

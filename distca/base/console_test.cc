@@ -46,7 +46,7 @@ class Pipe {
     if (ends_[0] >= 0) close(ends_[0]);
     ends_[0] = -1;
   }
-  /// What came within some time, until `end` has.
+  /// Returns what has come, once it ends with `end` or after kLong seconds.
   std::string read_until(const std::string& end) {
     std::string text;
     fcntl(ends_[0], F_SETFL, O_NONBLOCK);
@@ -112,7 +112,7 @@ TEST(Console, lines_dropped_last_are_counted_too) {
   Pipe pipe;
   pipe.fill();
   Console console(pipe.in(), {.capacity = 20});
-  // There is room for one, beside the one that the thread may have taken already.
+  // There is room for one line, in addition to the one that the thread may have taken already.
   for (int i = 0; i < 5; ++i) console.line("0123456789");
   EXPECT_THAT(pipe.read_until("shown\n"),
               AnyOf(EndsWith("-0123456789\n0123456789\n... 3 lines not shown\n"),

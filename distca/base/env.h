@@ -2,7 +2,7 @@
 // The only place that reads the environment. The variables are those of launchers and libraries
 // (RANK, MASTER_ADDR, GLOO_SOCKET_IFNAME, ...). DistCA's own are DISTCA_KERNEL_ISA, for tests and
 // measurements (kernels/cpu/isa.h), and DISTCA_NCCL_LIBRARY and DISTCA_NCCL_SAME_DEVICE
-// (docs/comm.md), beside those by which its launcher numbers ranks.
+// (docs/comm.md), in addition to those by which its launcher numbers ranks.
 //
 // Thread rule: any thread may call it, but nobody may change the environment at the same time.
 

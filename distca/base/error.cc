@@ -9,10 +9,10 @@
 namespace distca {
 namespace {
 
-/// Empty: it was not the machine that said no.
+/// Returns what the machine refused, or "" if it refused nothing.
 std::string failure_of_the_world(const std::exception& error) {
   const std::string what = error.what();
-  const std::string_view allocator = "can't allocate memory: ";  // of PyTorch on the host
+  const std::string_view allocator = "can't allocate memory: ";  // from PyTorch on the host
   if (const size_t at = what.find(allocator); at != std::string::npos) {
     const size_t begin = at + allocator.size();
     return "out of memory: " + what.substr(begin, what.find_first_of(".\n", begin) - begin);

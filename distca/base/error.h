@@ -22,8 +22,7 @@
 
 namespace distca {
 
-/// What an Error is about. The last three kinds are failures of the world; the others are bad
-/// input.
+/// The kind of an Error. The last three are failures of the world; the others are bad input.
 enum class ErrorKind {
   kUsage,       // the command line, or a call of api/
   kConfig,      // a configuration file or override
@@ -45,7 +44,7 @@ std::string one_line(std::string text);
 /// A failure that the caller or the world has caused. Its message is one line, whatever it quotes.
 class Error : public std::runtime_error {
  public:
-  static constexpr size_t kMostBytes = 2000;  // of the message
+  static constexpr size_t kMostBytes = 2000;  // bytes of the message
 
   template <typename... Args>
   Error(ErrorKind kind, fmt::format_string<Args...> format, Args&&... args)

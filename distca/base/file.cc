@@ -37,7 +37,7 @@ struct OpenFile {
   size_t size = 0;
 };
 
-/// The descriptor of ours that a path like /dev/fd/3 names; -1: none.
+/// Returns the descriptor of ours that a path like /dev/fd/3 names, or -1 if it names none.
 int own_descriptor(const fs::path& path) {
   std::error_code code;
   const fs::path folder = fs::canonical(path.parent_path(), code);
@@ -51,7 +51,7 @@ int own_descriptor(const fs::path& path) {
 /// Where a path leads, whether something is there or not; a descriptor of ours is not followed.
 /// Empty where links lead in a circle.
 fs::path follow_links(fs::path path) {
-  constexpr int kMostLinks = 40;  // as the kernel has it
+  constexpr int kMostLinks = 40;  // the limit of the kernel
   for (int i = 0; i < kMostLinks; ++i) {
     std::error_code code;
     if (!fs::is_symlink(fs::symlink_status(path, code)) || own_descriptor(path) >= 0) return path;
@@ -245,7 +245,7 @@ void AtomicFile::reserve(int64_t bytes) {
 
 void AtomicFile::commit_as(const fs::path& place) {
   if (target_.empty()) {
-    std::fflush(stdout);  // what was said before is seen before, should this be /dev/stdout
+    std::fflush(stdout);  // earlier output comes first if this is /dev/stdout
     if (std::fflush(stream_) != 0) throw os_error(path_, "cannot be written");
     std::fclose(std::exchange(stream_, nullptr));
     return;
@@ -253,7 +253,7 @@ void AtomicFile::commit_as(const fs::path& place) {
   if (std::fflush(stream_) != 0 || fsync(fileno(stream_)) != 0)
     throw os_error(path_, "cannot be written");
   if (!named_) {
-    unlink(temporary_.c_str());  // of a killed process that had the same id
+    unlink(temporary_.c_str());  // a killed process with the same id may have left one
     const std::string open_file = fmt::format("/proc/self/fd/{}", fileno(stream_));
     named_ =
         linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) == 0;

@@ -46,9 +46,9 @@ class MissingFolders {
   std::vector<std::filesystem::path> innermost_first_;
 };
 
-/// Whether something is at `path`, which another machine may just have made: asks for up to
-/// `seconds`. A network file system's client believes for a while that what was not there is not
-/// there; opening the folders above makes it ask the server again.
+/// Returns true if something is at `path`, which another machine may just have made. If nothing is
+/// there, looks again for up to `seconds`. A network file system's client believes for a while that
+/// what was not there is not there; opening the folders above makes it ask the server again.
 bool appears(const std::filesystem::path& path, double seconds);
 
 /// Makes an empty file under a name that must be new: what is there, such as a link that somebody
@@ -96,9 +96,9 @@ class MappedFile {
 };
 
 /// A file that appears whole at its final place when commit() is called, after it was synced to
-/// disk. Before that, it has no name or, where the file system needs one, a temporary name beside
-/// the final place. If it is destroyed before commit(), nothing is left. If the process is killed,
-/// the temporary file may be left.
+/// disk. Before that, it has no name or, where the file system needs one, a temporary name next
+/// to the final place. If it is destroyed before commit(), nothing is left. If the process is
+/// killed, the temporary file may be left.
 ///
 /// As with cp, a link is followed, even one to a place where nothing is yet. An older file's owner
 /// and permissions are kept, but its other hard links keep the old contents. A folder is refused.
@@ -131,7 +131,7 @@ class AtomicFile {
   std::filesystem::path path_;  // for error messages
   std::filesystem::path target_;
   std::filesystem::path temporary_;
-  bool named_ = false;  // whether temporary_ exists
+  bool named_ = false;  // true if temporary_ exists
   std::FILE* stream_ = nullptr;
 };
 

@@ -5,10 +5,10 @@
 namespace distca {
 namespace {
 
-/// Whether a value lies within more than kMostJsonDepth lists and objects, in one pass. (A callback
-/// of the parser would be asked for every value, and the parser would then look through all of a
-/// list's elements whenever one of them ends.) Of a text that is not JSON, the answer may be
-/// either.
+/// Returns true if a value lies within more than kMostJsonDepth lists and objects. The text is read
+/// in one pass. (A callback of the parser would be asked for every value, and the parser would then
+/// look through all of a list's elements whenever one of them ends.) For a text that is not JSON,
+/// the answer may be either.
 bool lies_too_deep(std::string_view text) {
   int depth = 0;
   bool in_string = false;

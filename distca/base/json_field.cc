@@ -6,7 +6,8 @@
 namespace distca {
 namespace {
 
-/// Whether `wanted` lies in `json`, and how it is called from there, such as ".tasks[3].q".
+/// Returns true if `wanted` lies in `json`, and puts its path from there, such as ".tasks[3].q", in
+/// front of `place`.
 bool find_place(const Json& json, const Json& wanted, std::string& place) {
   if (&json == &wanted) return true;
   size_t index = 0;

@@ -32,7 +32,7 @@ class JsonField {
 
   /// The field `key` of an object. It must exist.
   JsonField operator[](const std::string& key) const;
-  /// Whether an object has the field `key`.
+  /// Returns true if an object has the field `key`.
   bool has(const std::string& key) const;
   /// The element `index` of a list.
   JsonField at(size_t index) const;

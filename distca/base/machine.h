@@ -1,5 +1,5 @@
 #pragma once
-// What /proc says about this machine. Without /proc, the name is "unknown" and no flag is set. Any
+// Facts about this machine from /proc. Without /proc, the name is "unknown" and no flag is set. Any
 // thread may call these functions.
 
 #include <string>
@@ -10,7 +10,7 @@ namespace distca {
 /// The model of the CPU, for example "AMD EPYC 9654 96-Core Processor".
 std::string cpu_name();
 
-/// Whether the CPU has a flag such as "avx512_bf16" or "amx_bf16". Only whole words match.
+/// Returns true if the CPU has a flag such as "avx512_bf16" or "amx_bf16". Only whole words match.
 bool cpu_has(std::string_view flag);
 
 /// Identifies the Linux namespace of a kind ("net", "time") that this process is in. Two processes

@@ -26,7 +26,7 @@ constexpr Ratio kTail{{1.4234372777, 2.7568153900, 1.3067284816, 0.17023821103},
                       {1.0, 0.73700164250, 0.12021132975, 0.0}};
 constexpr Ratio kFarTail{{6.6579051150, 3.0812263860, 0.42868294337, 0.017337203997},
                          {1.0, 0.24197894225, 0.012258202635, 0.0}};
-constexpr double kCentreEnd = 0.425;  // of |p - 1/2|
+constexpr double kCentreEnd = 0.425;  // the largest |p - 1/2| of kCentre
 
 /// ln x to 1e-12, of a normal x > 0.
 double logarithm(double x) {

@@ -19,7 +19,7 @@ namespace {
 constexpr double kPatience = 1;  // seconds that a stuck terminal may hold up the end
 
 std::atomic<int> pipe_in = -1;          // where the handler writes
-std::atomic<int64_t> latest_ns = 0;     // when the latest signal came that counted; 0: none has
+std::atomic<int64_t> latest_ns = 0;     // time of the last signal that counted. 0 means none yet.
 std::atomic<bool> ends_itself = false;  // the program has promised to, after the first signal
 
 int64_t monotonic_ns() {

@@ -32,7 +32,7 @@ constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 /// group sends two.
 constexpr double kOneStop = 0.5;
 
-/// Whether this process ignores a signal, because it was started so or because it chose to.
+/// Returns true if this process ignores a signal, because it was started so or because it chose to.
 bool is_ignored(int signal);
 
 /// The name of a signal, for example "SIGINT".
@@ -52,7 +52,7 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 
  private:
-  FileDescriptor write_end_;  // of the pipe to the object's thread
+  FileDescriptor write_end_;  // the pipe to the object's thread
 };
 
 }  // namespace distca

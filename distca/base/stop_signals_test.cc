@@ -14,7 +14,7 @@ void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<d
 
 std::string say_so(const std::string& signal) { return "stopped by " + signal; }
 
-// What follows runs in a process of its own each.
+// Each of the following functions runs in a process of its own.
 
 /// Waits to be stopped by what it raises.
 void stop_by(int signal) {
@@ -110,7 +110,7 @@ TEST(StopSignals, two_at_once_are_one) {
                                  sleep(0.1);
                                  return say_so(name);
                                });
-        raise(SIGTERM);  // as `timeout` does it: the process, then its group
+        raise(SIGTERM);  // `timeout` signals the process, then its group
         raise(SIGTERM);
         sleep(600);
       },

@@ -15,7 +15,7 @@
 
 namespace {
 
-std::string message;  // of the case that runs, for the signal's handler, which may not allocate
+std::string message;  // names the running case for the signal's handler, which may not allocate
 
 void end_of_patience(int) {
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, message.data(), message.size());

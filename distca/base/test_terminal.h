@@ -36,7 +36,7 @@ class TestTerminal {
     close(theirs_);
   }
 
-  /// What a program writes to.
+  /// The descriptor that a program writes to.
   int fd() const { return theirs_; }
   void pause() { tcflow(theirs_, TCOOFF); }
   void resume() { tcflow(theirs_, TCOON); }
@@ -77,7 +77,7 @@ class TestTerminal {
       read_some();
     }
   }
-  /// Under the mutex. Whether there was something to read.
+  /// Called under the mutex. Returns true if there was something to read.
   bool read_some() {
     pollfd polled{.fd = ours_, .events = POLLIN, .revents = 0};
     if (poll(&polled, 1, 0) != 1) return false;

@@ -1,5 +1,5 @@
 #pragma once
-// Comparing how long two pieces of work take, on any machine and beside any other work.
+// Compares how long two pieces of work take, on any machine and while any other work runs.
 
 #include <algorithm>
 #include <functional>
@@ -9,9 +9,9 @@
 
 namespace distca::testing {
 
-/// Whether `many` takes less than `most` times the processor time of `few`, in this thread. What
-/// else the machine does lengthens a look, never shortens it, so the least of several looks in
-/// turns counts, of up to 20 where that is needed.
+/// Returns true if `many` takes less than `most` times the processor time of `few`, in this thread.
+/// Other work on the machine lengthens a measurement and never shortens it. So the two are measured
+/// in turns, 3 to 20 times as needed, and the shortest time of each counts.
 inline bool takes_less_than(double most, const std::function<void()>& many,
                             const std::function<void()>& few) {
   double least[2] = {std::numeric_limits<double>::infinity(),

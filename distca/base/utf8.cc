@@ -12,7 +12,7 @@ size_t length_of(unsigned char first) {
   return first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
 }
 
-/// Whether the byte goes on with a character that begins with `held`.
+/// Returns true if the byte continues a character that begins with `held`.
 bool goes_on(std::string_view held, unsigned char byte) {
   unsigned char least = 0x80, most = 0xbf;
   if (held.size() == 1) {

@@ -12,13 +12,14 @@
 
 namespace distca {
 
-/// What is shown for bytes that make no character: U+FFFD.
+/// The text shown for bytes that make no character: U+FFFD.
 inline constexpr std::string_view kNoCharacter = "\xef\xbf\xbd";
 
 /// Gives whole characters as soon as they are whole.
 class Utf8Stream {
  public:
-  /// What this byte completes: a character, kNoCharacter for bytes that make none, or nothing yet.
+  /// Returns what this byte completes: a character, kNoCharacter for bytes that make none, or
+  /// nothing yet.
   std::string add(unsigned char byte);
   /// At the end: kNoCharacter if the bytes end within a character, else nothing.
   std::string rest();
@@ -27,7 +28,7 @@ class Utf8Stream {
   std::string held_;  // the first bytes of a character
 };
 
-/// Whether the bytes are whole characters.
+/// Returns true if the bytes are whole characters.
 bool is_utf8(std::string_view text);
 
 }  // namespace distca

@@ -5,7 +5,7 @@
 namespace distca {
 namespace {
 
-/// What a stream shows after each byte, with '|' between, and at the end.
+/// Returns the text that a stream shows, with '|' after that of each byte.
 std::string shown(std::string_view bytes) {
   Utf8Stream stream;
   std::string all;

@@ -187,7 +187,7 @@ int64_t BatchStream::furthest_behind() const {
   const auto behind = [&](const Set& set) {
     return set.weight * taken - Wide{set.taken} * weights_;
   };
-  return std::ranges::max_element(sets_, {}, behind) - sets_.begin();  // of equals, the first
+  return std::ranges::max_element(sets_, {}, behind) - sets_.begin();  // the first of equals
 }
 
 void BatchStream::finish_piece() {
@@ -216,7 +216,7 @@ DocumentSplit split_documents(std::span<const int64_t> lengths, double validatio
   std::vector<int64_t> order = all_indices(lengths.size());
   Random(seed, kSplitStream).shuffle(std::span(order));
   const auto end = std::ranges::stable_partition(order, [&](int64_t i) { return lengths[i] > 0; });
-  const std::span<const int64_t> full(order.begin(), end.begin());  // those with tokens
+  const std::span<const int64_t> full(order.begin(), end.begin());  // documents with tokens
   const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   int64_t room = std::llround(static_cast<double>(tokens) * validation_fraction);
 

@@ -36,13 +36,13 @@ struct BatchOptions {
   int64_t nano_batch_tokens = 0;    // tokens of every nano-batch, > 0
   int64_t nano_batches = 1;         // in a batch (an optimizer step), > 0
   int64_t max_document_tokens = 0;  // longer ones are cut; in 1 .. nano_batch_tokens
-  uint64_t seed = 0;                // of the shuffles
+  uint64_t seed = 0;                // seed of the shuffles
 };
 
 /// Says where the tokens of one document of a nano-batch come from.
 struct DocumentSource {
   int64_t document = 0;  // index in the data set
-  int64_t offset = 0;    // of its first token, in the document of the data set
+  int64_t offset = 0;    // place of its first token, in the document of the data set
   /// The next-token pairs of the document. There are as many as tokens, or one less where the
   /// original document ends.
   int64_t num_targets = 0;
@@ -87,7 +87,8 @@ class BatchStream {
   Json state() const;
   void restore(const JsonField& state);
 
-  int64_t batch_index() const { return batch_index_; }  // of the batch that next() yields
+  /// The index of the batch that next() yields.
+  int64_t batch_index() const { return batch_index_; }
   /// The sets with tokens, in their order.
   int64_t num_sets() const { return static_cast<int64_t>(sets_.size()); }
   /// The epoch of a set's next token, from 0.
@@ -96,7 +97,7 @@ class BatchStream {
   int64_t epoch_tokens(int64_t set = 0) const { return sets_[set].epoch_tokens; }
   /// The next-token pairs of one epoch of a set.
   int64_t epoch_targets(int64_t set = 0) const;
-  /// Whether no set has begun its second epoch.
+  /// Returns true if no set has begun its second epoch.
   bool is_within_first_epochs() const;
 
  private:
@@ -130,11 +131,11 @@ class BatchStream {
   std::vector<int64_t> lengths_;  // [documents of all sets] tokens
   BatchOptions options_;
   std::vector<Set> sets_;
-  int64_t weights_ = 0;  // of all sets together
+  int64_t weights_ = 0;  // sum over all sets
 
   int64_t batch_index_ = 0;
   int64_t current_ = 0;  // the set of the next token
-  int64_t offset_ = 0;   // of the next token in its piece
+  int64_t offset_ = 0;   // place of the next token in its piece
 };
 
 struct DocumentSplit {

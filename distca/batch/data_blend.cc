@@ -15,7 +15,7 @@
 namespace distca {
 namespace {
 
-constexpr double kUnits = 1e9;  // of 1
+constexpr double kUnits = 1e9;  // units in a weight of 1
 
 std::optional<double> number_of(const std::string& word) {
   double number = 0;

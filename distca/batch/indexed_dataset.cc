@@ -37,8 +37,8 @@ fs::path file_of(fs::path prefix, const char* extension) {
 }
 
 MappedFile map_part(const fs::path& path) {
-  std::error_code ignored;  // what cannot be looked at cannot be opened either, and that error is
-                            // the better one
+  std::error_code ignored;  // a path that cannot be looked at cannot be opened either, and that
+                            // error is the better one
   if (fs::exists(path, ignored) || ignored) return MappedFile(path, ErrorKind::kData);
   throw Error(ErrorKind::kData,
               "{}: no such file; a data set is PREFIX.bin and PREFIX.idx as written by distca data "
@@ -415,7 +415,7 @@ void IndexedDatasetWriter::finish() {
   // A disk that is full must cost the new data set, not the older one.
   bin_.reserve(end);
   idx.reserve(static_cast<int64_t>(index_bytes(lengths_.size(), documents_.size())));
-  // An older index must not be found beside the new tokens.
+  // An older index must not be found next to the new tokens.
   std::error_code ignored;  // commit() reports what stands in the way
   if (!idx.target().empty()) fs::remove(idx.target(), ignored);
   bin_.commit();

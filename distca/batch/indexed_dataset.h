@@ -33,9 +33,9 @@ std::string token_type_name(TokenType type);
 
 /// A token whose id a vocabulary does not have.
 struct BadToken {
-  int64_t document = 0, position = 0;  // of the data set, and within the document
+  int64_t document = 0, position = 0;  // index in the data set, and place within the document
   int64_t id = 0;
-  int64_t largest_id = 0;  // of all tokens that were looked at
+  int64_t largest_id = 0;  // the largest of all tokens that were looked at
 };
 
 class IndexedDataset {
@@ -57,7 +57,8 @@ class IndexedDataset {
   /// (CHECK). Throws Error(kData), naming document, position and id, for an id that is negative or
   /// does not fit 32 bits.
   void read(int64_t document, int64_t offset, std::span<int32_t> out) const;
-  /// The same, where an id that is negative or >= vocab_size becomes kBadId. Returns the first.
+  /// Reads likewise, but an id that is negative or >= vocab_size becomes kBadId. Returns the first
+  /// such token.
   std::optional<BadToken> read(int64_t document, int64_t offset, std::span<int32_t> out,
                                int64_t vocab_size) const;
   static constexpr int32_t kBadId = -1;
@@ -113,7 +114,7 @@ class IndexedDatasetWriter {
   /// Does the same in pieces: append() adds tokens to a document, and end_document() ends it.
   void append(std::span<const int32_t> tokens);
   void end_document();
-  /// Of all tokens so far; 0 of none.
+  /// The largest id of all tokens so far; 0 of none.
   int64_t largest_id() const { return largest_id_; }
   /// Puts both files in place, the index last. So a data set is whole or has no index.
   void finish();
@@ -125,7 +126,7 @@ class IndexedDatasetWriter {
   int64_t most_of_a_sequence_;            // tokens
   std::vector<int32_t> lengths_;          // [sequences] tokens
   std::vector<int64_t> documents_ = {0};  // first sequence of each, and of the next
-  int64_t document_tokens_ = 0;           // of the document being written
+  int64_t document_tokens_ = 0;           // tokens of the document being written
   int64_t largest_id_ = 0;
 };
 

@@ -185,7 +185,7 @@ TEST_F(IndexedDatasetTest, ids_beyond_the_vocabulary_are_named) {
     EXPECT_EQ(bad->largest_id, 60000);
   };
   expect_named(dataset.find_beyond(60000));
-  // The same where it is read, with its place in the document.
+  // Reading names the same token, with its place in the document.
   std::vector<int32_t> two(2);
   expect_named(dataset.read(2, 1, two, 60000));
   EXPECT_NE(two[0], IndexedDataset::kBadId);
@@ -197,7 +197,7 @@ TEST_F(IndexedDatasetTest, ids_beyond_the_vocabulary_are_named) {
 /// A set of more than kWhole bytes: one document of zeros.
 class LargeDatasetTest : public IndexedDatasetTest {
  protected:
-  static constexpr int64_t kTokens = IndexedDataset::kWhole;  // of 2 bytes
+  static constexpr int64_t kTokens = IndexedDataset::kWhole;  // tokens of 2 bytes
   void SetUp() override {
     IndexedDatasetTest::SetUp();
     IndexedDatasetWriter writer(prefix(), TokenType::kUint16);

@@ -66,7 +66,7 @@ TextFiles find_text_files(const std::vector<fs::path>& roots, const TextFilter& 
   }
   std::erase_if(files.paths, [&](const fs::path& path) {
     return std::ranges::any_of(made, [&](const fs::path& file) {
-      std::error_code absent;  // the same file, however it is written
+      std::error_code absent;  // equivalent() knows a file however its path is written
       return path.filename() == file.filename() && fs::equivalent(path, file, absent);
     });
   });

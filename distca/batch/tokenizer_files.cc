@@ -35,14 +35,14 @@ FilesByName tokenizer_of(const std::string& prefix, const IndexedDataset& data) 
   return files;
 }
 
-/// What PREFIX.json says; null where there is none.
+/// The contents of PREFIX.json; null where there is none.
 Json record_of(const std::string& prefix) {
   const fs::path file = tokenizer_record_file(prefix);
   std::error_code ignored;  // not there: not known
   return fs::exists(file, ignored) ? read_json(file) : Json();
 }
 
-/// Of the last token of each document; null where there is none.
+/// The id of the end-of-document token, the last of each document; null where there is none.
 Json eod_token_id(const std::string& prefix) {
   const Json json = record_of(prefix);
   if (json.is_null()) return nullptr;
@@ -60,7 +60,7 @@ std::string recorded_sha256(const std::string& prefix) {
   return JsonField(json, file.native(), ErrorKind::kData)["tokenizer_sha256"].text();
 }
 
-/// What each id of a tokenizer.json means; null if that cannot be seen. A tokenizer that
+/// The meaning of each id of a tokenizer.json; null if that cannot be seen. A tokenizer that
 /// transformers has saved again has other bytes and the same vocabulary.
 Json vocabulary(const std::string& text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -89,7 +89,7 @@ fs::path tokenizer_folder(const fs::path& prefix) { return beside(prefix, ".toke
 
 std::map<std::string, fs::path> tokenizer_files(const fs::path& folder) {
   std::map<std::string, fs::path> files;
-  std::error_code ignored;  // what cannot be looked at is taken not to be there
+  std::error_code ignored;  // a file that cannot be looked at is taken not to be there
   for (const char* name :
        {kTokenizerJson, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
         "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"}) {
@@ -117,7 +117,7 @@ void save_tokenizer(const fs::path& prefix, const TokenizerRecord& record,
 }
 
 void remove_tokenizer(const fs::path& prefix) {
-  std::error_code ignored;  // what is not there
+  std::error_code ignored;  // the files may not be there
   fs::remove(tokenizer_record_file(prefix), ignored);
   fs::remove_all(tokenizer_folder(prefix), ignored);
 }
@@ -146,7 +146,7 @@ FilesByName read_tokenizer(const fs::path& folder) {
 }
 
 FilesByName byte_tokenizer() {
-  // As GPT-2's tokenizer writes bytes: those that print as themselves, the others from 256 on.
+  // GPT-2's tokenizer writes bytes so: those that print as themselves, the others from 256 on.
   Json vocabulary = Json::object();
   int next = 256;
   for (int byte = 0; byte < 256; ++byte) {

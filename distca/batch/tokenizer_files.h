@@ -1,6 +1,6 @@
 #pragma once
-// What is kept beside a data set about the tokenizer that made it: PREFIX.json says which it was,
-// and PREFIX.tokenizer holds its files (docs/data_format.md). From there they go beside a model's
+// The tokenizer that made a data set, as it is kept next to the set: PREFIX.json says which it was,
+// and PREFIX.tokenizer holds its files (docs/data_format.md). From there they go next to a model's
 // weights. Errors: Error(kData) for a record that cannot be read, Error(kIo) for files that cannot
 // be read or written. Any thread may call the functions.
 
@@ -19,22 +19,22 @@ namespace distca {
 inline constexpr const char* kTokenizerJson = "tokenizer.json";
 
 struct TokenizerRecord {
-  std::string sha256;      // of tokenizer.json
+  std::string sha256;      // hash of tokenizer.json
   int64_t vocab_size = 0;  // the largest id and 1
   /// Whether an end-of-document token is the last of each document, and which.
   bool appends_eod = false;
   std::string eod_token;
   int64_t eod_token_id = -1;
-  int64_t documents = 0, tokens = 0;  // of the data set
-  int64_t largest_id = 0;             // of all its tokens
+  int64_t documents = 0, tokens = 0;  // totals of the data set
+  int64_t largest_id = 0;             // the largest id of its tokens
 };
 
 /// PREFIX.json and PREFIX.tokenizer; `prefix` may also be the name of either file of a data set.
 std::filesystem::path tokenizer_record_file(const std::filesystem::path& prefix);
 std::filesystem::path tokenizer_folder(const std::filesystem::path& prefix);
 
-/// What belongs to a tokenizer of Hugging Face in a folder: the files that are there, their paths
-/// by their names.
+/// Returns the files in a folder that belong to a tokenizer of Hugging Face, as far as they are
+/// there: their paths by their names.
 std::map<std::string, std::filesystem::path> tokenizer_files(const std::filesystem::path& folder);
 
 /// Copies `files` (their paths by the names of the copies) into the folder, and writes the record
@@ -44,26 +44,26 @@ void save_tokenizer(const std::filesystem::path& prefix, const TokenizerRecord& 
 /// Removes both, where there are any.
 void remove_tokenizer(const std::filesystem::path& prefix);
 
-/// What the record says of the ids in a set. Nothing where there is none, or where it is of an
-/// older version or of another set.
+/// The facts about the ids in a set that its record holds. recorded_ids() returns nothing where
+/// there is no record, or where it is of an older version or of another set.
 struct RecordedIds {
-  int64_t largest = 0;     // of all tokens
-  int64_t vocab_size = 0;  // of the tokenizer
+  int64_t largest = 0;     // the largest id of all tokens
+  int64_t vocab_size = 0;  // the tokenizer's
 };
 std::optional<RecordedIds> recorded_ids(const std::string& prefix, const IndexedDataset& data);
 
 /// The contents of files by their names.
 using FilesByName = std::map<std::string, std::string>;
 
-/// What a model's folder has of a tokenizer, with generation_config.json.
+/// Reads the files that a model's folder has of a tokenizer, with generation_config.json.
 FilesByName read_tokenizer(const std::filesystem::path& folder);
 
 /// tokenizer.json and tokenizer_config.json of a tokenizer of Hugging Face whose ids are the bytes
 /// of UTF-8. It has no special tokens.
 FilesByName byte_tokenizer();
 
-/// What belongs beside the weights of a model that was trained on `data`, so that Hugging Face
-/// reads text and ends it as the data did: the tokenizer's files, if it is known, and
+/// The files that belong next to the weights of a model that was trained on `data`, so that Hugging
+/// Face reads text and ends it as the data did: the tokenizer's files, if it is known, and
 /// generation_config.json. A set of uint8 is of bytes; of a set that distca did not tokenize, the
 /// tokenizer is not known. Throws Error(kData) if two sets have different tokenizers.
 FilesByName files_beside_weights(const DataBlend& data);

@@ -52,7 +52,7 @@ TEST_F(TokenizerFilesTest, a_set_of_bytes_has_a_tokenizer_of_256_ids) {
   const Json vocabulary = Json::parse(files.at("tokenizer.json")).at("model").at("vocab");
   EXPECT_EQ(vocabulary.size(), 256u);
   EXPECT_EQ(vocabulary.at("a"), 'a');
-  EXPECT_EQ(vocabulary.at("\u0120"), ' ');  // as GPT-2 has them
+  EXPECT_EQ(vocabulary.at("\u0120"), ' ');  // GPT-2 has the same names
   EXPECT_EQ(vocabulary.at("\u010a"), '\n');
   EXPECT_EQ(vocabulary.at("\u00ff"), 255);
   EXPECT_EQ(vocabulary.at("\u0143"), 0xad);
@@ -109,7 +109,7 @@ TEST_F(TokenizerFilesTest, a_blend_has_one_tokenizer) {
 
 TEST_F(TokenizerFilesTest, a_model_of_another_tokenizer_is_refused_by_name) {
   const fs::path model = folder_ / "model";
-  // Of {"model": {"vocab": {...}}}, as tokenizers write it.
+  // Makes {"model": {"vocab": {...}}}, as tokenizers write it.
   const auto text = [](const char* vocabulary, const char* more = "") {
     return fmt::format(R"({{"model": {{"vocab": {}}}{}}})", vocabulary, more);
   };
@@ -139,7 +139,7 @@ TEST_F(TokenizerFilesTest, a_model_of_another_tokenizer_is_refused_by_name) {
   EXPECT_THAT(fault(set("bytes", TokenType::kUint8)), HasSubstr("bytes holds bytes, and "));
   write_file_atomically(model / "tokenizer.json", byte_tokenizer().at("tokenizer.json"));
   EXPECT_EQ(fault(folder_ / "bytes"), "");
-  // The same vocabulary with other fields, as transformers writes it; but not with another token.
+  // Other fields, as transformers writes them, do not change the vocabulary; another token does.
   write_file_atomically(model / "tokenizer.json",
                         text(R"({"b": 1, "a": 0})", R"(, "truncation": null, "added_tokens": [])"));
   EXPECT_EQ(fault(prefix), "");

@@ -21,7 +21,7 @@ constexpr const char* kBadStep = "bad_step.txt";
 
 std::string step_name(int64_t step) { return fmt::format("{}{:06}", kStep, step); }
 
-/// The step of a folder's name; none: it is no checkpoint's.
+/// The step of a folder's name. Returns nothing if it is no checkpoint's.
 std::optional<int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kStep)) return {};
   const char* const begin = name.data() + std::string_view(kStep).size();
@@ -133,7 +133,7 @@ void complete_checkpoint(const fs::path& run, const CheckpointIndex& index) {
   const fs::path unfinished = unfinished_checkpoint(run, index.step);
   write_file_atomically(unfinished / kIndexFile, canonical_json(to_json(index)));
   const fs::path folder = run / kFolder / step_name(index.step);
-  if (fs::exists(folder)) {  // of the same step, which this run has not gone on from
+  if (fs::exists(folder)) {  // one of the same step, which this run has not gone on from
     const fs::path older = run / kOldFolder / folder.filename();
     create_folder(older.parent_path());
     if (fs::exists(older)) remove_folder(older);

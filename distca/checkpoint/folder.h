@@ -39,18 +39,18 @@ struct CheckpointPlace {
 
 /// Where the complete checkpoints of a run are.
 std::filesystem::path checkpoints_folder(const std::filesystem::path& run);
-/// Whether a path is a complete checkpoint's of this run: one that was set aside is not.
+/// Returns true if a path is a complete checkpoint's of this run. One that was set aside is not.
 bool is_checkpoint_of(const std::filesystem::path& run, const std::filesystem::path& checkpoint);
 
 /// The complete checkpoints of a run, oldest first. Empty if there is no such folder.
 std::vector<CheckpointPlace> complete_checkpoints(const std::filesystem::path& run);
-/// Those that were set aside.
+/// The checkpoints of a run that were set aside, oldest first.
 std::vector<CheckpointPlace> old_checkpoints(const std::filesystem::path& run);
 
-/// What a path means: the path itself if it is a checkpoint, otherwise all checkpoints of the run,
+/// The checkpoints that a path means: itself if it is a checkpoint, otherwise all of the run,
 /// oldest first. A run is named by its own folder or by that of its checkpoints.
 struct FoundCheckpoints {
-  std::optional<std::filesystem::path> run;  // none: the path is a checkpoint
+  std::optional<std::filesystem::path> run;  // nothing if the path is a checkpoint
   std::vector<CheckpointPlace> places;       // at least one
   const std::filesystem::path& newest() const { return places.back().folder; }
 };

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kVersion = 1;
 constexpr const char* kFormat = "distca checkpoint";
-constexpr int64_t kMostElements = int64_t{1} << 48;  // of a tensor
+constexpr int64_t kMostElements = int64_t{1} << 48;  // elements of a tensor
 
 std::vector<Range> whole(const StoredTensor& tensor) {
   std::vector<Range> box;
@@ -93,7 +93,7 @@ using Box = std::vector<Range>;
 /// that have not ended yet.
 std::string overlap_of(const std::map<Box, std::vector<Range>>& boxes) {
   std::map<int64_t, const Box*> open;           // by the begin of the last side
-  std::multimap<int64_t, int64_t> open_by_end;  // the same begins, by the end of the first side
+  std::multimap<int64_t, int64_t> open_by_end;  // the keys of `open`, by the end of the first side
   for (const auto& [box, _] : boxes) {
     const auto last_side = [](const Box& b) { return b.size() == 1 ? Range{0, 1} : b[1]; };
     while (!open_by_end.empty() && open_by_end.begin()->first <= box[0].begin) {

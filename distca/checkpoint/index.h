@@ -26,8 +26,8 @@
 
 namespace distca {
 
-/// What is kept of every weight: the master weight itself, and AdamW's two moments under PyTorch's
-/// names.
+/// The parts that are kept of every weight: the master weight itself, and AdamW's two moments under
+/// PyTorch's names.
 enum class StatePart : uint8_t { kWeight, kExpAvg, kExpAvgSq };
 inline constexpr std::array kStateParts = {StatePart::kWeight, StatePart::kExpAvg,
                                            StatePart::kExpAvgSq};
@@ -47,14 +47,14 @@ struct StoredPiece {
 
 struct CheckpointIndex {
   int64_t step = 0;     // steps that have been trained; the next one has batch `step`
-  int64_t updates = 0;  // of the optimizer: fewer than steps if some were skipped
-  std::string run_id;   // of the start that wrote it; "" if nobody gave one
+  int64_t updates = 0;  // the optimizer's updates: fewer than steps if some were skipped
+  std::string run_id;   // id of the start that wrote it. Empty if nobody gave one.
   /// Every key of the configuration as text, by its name, such as "train.steps".
   std::map<std::string, std::string> config;
-  /// What else decides the bits of a step: versions, kernel, numbers of ranks.
+  /// Other facts that decide the bits of a step: versions, kernel, numbers of ranks.
   std::map<std::string, std::string> machine;
-  std::string data;                    // what the data set held (DataBlend::summary)
-  Json trainer = Json::object();       // what the trainer measures and counts (train/resume.h)
+  std::string data;                    // contents of the data set (DataBlend::summary)
+  Json trainer = Json::object();       // measurements and counts of the trainer (train/resume.h)
   Json hugging_face = Json::object();  // the model's config.json
   std::vector<StoredTensor> tensors;   // in the order of the model's weight table
   std::vector<StoredPiece> pieces;

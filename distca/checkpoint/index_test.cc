@@ -117,7 +117,7 @@ TEST(checkpoint_index, boxes_of_rows_and_columns_cover_a_tensor_together) {
   EXPECT_THAT(error(), HasSubstr("boxes [2:6,4:10] and [5:6,9:10] overlap"));
 }
 
-/// As ranks that divide rows and columns would write, and with a fault.
+/// The boxes are such as ranks that divide rows and columns would write, without and with a fault.
 TEST(checkpoint_index, boxes_are_compared_in_time_in_proportion_to_their_number) {
   const auto index_of = [](int64_t sides) {
     CheckpointIndex index{.tensors = {{.name = "w", .shape = {sides, sides}}}};

@@ -25,8 +25,8 @@ Range span_of(const StoredPiece& piece, const StoredTensor& tensor) {
 void place(const StoredPiece& piece, const StoredTensor& tensor, std::span<const std::byte> from,
            std::span<std::byte> out) {
   const int64_t element = element_bytes(tensor.type);
-  const int64_t width = tensor.shape.back();  // of the tensor
-  const Range columns = piece.box.back();     // of the piece
+  const int64_t width = tensor.shape.back();  // columns of the tensor
+  const Range columns = piece.box.back();     // columns of the piece
   const int64_t first_row = piece.box.size() == 2 ? piece.box[0].begin : 0;
   int64_t at = piece.range.begin;
   while (at < piece.range.end) {

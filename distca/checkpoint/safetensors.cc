@@ -13,7 +13,7 @@ namespace distca {
 namespace {
 
 constexpr const char* kMetadata = "__metadata__";
-constexpr int64_t kMostHeaderBytes = 100'000'000;  // as the format's own library has it
+constexpr int64_t kMostHeaderBytes = 100'000'000;  // the limit of the format's own library
 constexpr int64_t kMostElements = int64_t{1} << 48;
 
 constexpr std::array<std::pair<const char*, ScalarType>, 3> kTypes = {

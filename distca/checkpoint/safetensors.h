@@ -32,8 +32,8 @@ struct StoredTensor {
   std::string name;
   ScalarType type = ScalarType::kFloat32;
   std::vector<int64_t> shape;
-  /// Whether it is in half precision, in which nothing is computed here, and which is as long as
-  /// `type`, kBFloat16.
+  /// True if the tensor is in half precision, in which nothing is computed here. Then `type` is
+  /// kBFloat16, which is as long.
   bool is_float16 = false;
 
   int64_t numel() const;
@@ -54,7 +54,7 @@ std::string safetensors_header(const std::vector<StoredTensor>& tensors,
 int64_t safetensors_bytes(const std::vector<StoredTensor>& tensors,
                           const SafetensorsMetadata& metadata);
 
-/// What a header says.
+/// The contents of a header.
 struct SafetensorsHeader {
   struct Entry {
     StoredTensor tensor;
@@ -87,7 +87,7 @@ class SafetensorsFile {
   std::filesystem::path path_;
   MappedFile file_;
   SafetensorsHeader header_;
-  std::map<std::string, size_t> index_;  // of header_.tensors, by name
+  std::map<std::string, size_t> index_;  // indices in header_.tensors, by name
 };
 
 /// The metadata of a file, with "format". Empty if the file cannot be read or is not safetensors.

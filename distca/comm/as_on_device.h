@@ -1,6 +1,7 @@
 #pragma once
-// Whether tensors are treated as those on a device are. On a device, a launch costs as much as many
-// rows, so runs of rows move together, and nothing may be read; on a CPU a copy costs its bytes.
+// The choice between two ways to treat tensors, a device's and a CPU's. On a device, a launch costs
+// as much as many rows, so runs of rows move together, and nothing may be read; on a CPU a copy
+// costs its bytes.
 //
 //     const AsOnDevice all;             // a test on a CPU: what follows takes the device's way
 //     attention.forward(...);
@@ -9,8 +10,8 @@
 
 namespace distca {
 
-/// Whether the device's way is to be taken for tensors on `cuda_device`; -1 is the CPU, for which
-/// it is taken only while an AsOnDevice of this thread lives.
+/// Returns true if the device's way is to be taken for tensors on `cuda_device`. -1 is the CPU, for
+/// which it is taken only while an AsOnDevice of this thread lives.
 bool as_on_device(int cuda_device);
 
 class AsOnDevice {

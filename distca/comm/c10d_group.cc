@@ -25,7 +25,7 @@ struct Pending {
   int peer = 0;
 };
 
-/// What a rank has of the group, shared with its exchanges.
+/// The state of a rank in the group, shared with its exchanges.
 struct Connections {
   ~Connections() {
     // The destructor of a failed group may wait for what will never come. The process is about to
@@ -91,8 +91,8 @@ class C10dExchange : public PendingExchange {
       why = first_line(error);
     }
     const double waited_s = watchdog.end();
-    // Of the messages behind this one nobody can say whether they have come. Our heartbeat goes on
-    // showing whom we awaited: others may be asking.
+    // Nobody can say whether the messages behind this one have come. Our heartbeat goes on showing
+    // whom we awaited: others may be asking.
     if (done < count) {
       connections_->fail({.rank = connections_->group->getRank(),
                           .at = at_,
@@ -174,7 +174,7 @@ std::unique_ptr<Communicator> make_c10d_group(c10d::Backend& group, c10d::Store&
                                               std::function<bool()> is_over) {
   const Rendezvous rendezvous{.rank = group.getRank(), .size = group.getSize(), .prefix = kPrefix};
   auto health = std::make_unique<Health>(rendezvous, options, &store, std::move(is_over));
-  health->heartbeat.wait_for_all();  // who is here has made `group`, so all are connected
+  health->heartbeat.wait_for_all();  // all ranks have made `group`, so they are connected
   health->heartbeat.end_startup();
   return make_c10d_group(group, std::move(health), {});
 }

@@ -51,7 +51,7 @@ void run_made(int size, const std::function<void(const Made&)>& body) {
   run_with_store(size, [&](uint16_t port, int rank) { body(make(port, rank, size)); });
 }
 
-/// What sums and gathers of a group, and of one split from it, give on each rank.
+/// Returns the results of sums and gathers of a group, and of one split from it, on this rank.
 std::vector<double> results(Communicator& whole) {
   std::vector<double> all;
   const auto sums = [&](Communicator& group) {

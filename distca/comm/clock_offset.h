@@ -11,7 +11,7 @@
 
 namespace distca {
 
-/// A rank's clock beside rank 0's at one moment; in seconds.
+/// A rank's clock compared with rank 0's at one moment, in seconds.
 struct ClockReading {
   double at_s = 0;           // on this rank's clock
   double offset_s = 0;       // added to this rank's clock: rank 0's
@@ -28,7 +28,7 @@ class AlignedClock {
  public:
   AlignedClock(const ClockReading& before, const ClockReading& after);
   double on_rank_0(double mine_s) const;
-  /// What the offset gains in a second: at most a thousandth, which clocks stay far below. Where
+  /// The change of the offset in a second: at most a thousandth, which clocks stay far below. Where
   /// two readings say more, the line misses the second, and the uncertainty has that too.
   double drift() const { return drift_; }
   double uncertainty_s() const;

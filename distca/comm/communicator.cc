@@ -33,7 +33,7 @@ class SplitGroup final : public Communicator {
     return whole_.exchange(in_whole(sends), in_whole(receives), operation);
   }
 
-  /// Of the whole group, so that a tag belongs to one group.
+  /// Splits the whole group, so that a tag belongs to one group.
   std::unique_ptr<Communicator> split(std::span<const int> ranks) override {
     std::vector<int> of_whole;
     for (const int rank : ranks) of_whole.push_back(member(rank).rank);

@@ -67,9 +67,9 @@ class Communicator {
   virtual int size() const = 0;
   /// The index of the CUDA device on which messages lie, or -1 if they lie in host memory.
   virtual int cuda_device() const { return -1; }
-  /// Whether an exchange ends only after those that this rank issued before it, of whichever group
-  /// (nccl_group.h). Ranks then issue the exchanges that they have with each other in one order,
-  /// and a receive is issued no sooner than what its sender waits for.
+  /// Returns true if an exchange ends only after those that this rank issued before it, of
+  /// whichever group (nccl_group.h). Ranks then issue the exchanges that they have with each other
+  /// in one order, and a receive is issued no sooner than what its sender waits for.
   virtual bool ends_in_order() const { return false; }
 
   /// Issues all messages at once and returns while they are under way. `operation` names them in

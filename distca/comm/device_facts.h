@@ -14,7 +14,7 @@
 namespace distca {
 
 struct DeviceFacts {
-  int64_t bytes = 0;  // of its memory, whoever uses it
+  int64_t bytes = 0;  // the size of its memory, free or in use
   int64_t multiprocessors = 0;
 };
 
@@ -27,7 +27,7 @@ struct CudaDriver {
   int (*total_memory)(size_t* bytes, int device) = nullptr;
   int (*attribute)(int* value, int attribute, int device) = nullptr;
 };
-inline constexpr int kMultiprocessors = 16;  // of CUdevice_attribute
+inline constexpr int kMultiprocessors = 16;  // a value of CUdevice_attribute
 
 /// [device] Empty if the driver refuses an answer.
 std::vector<DeviceFacts> visible_devices(const CudaDriver& driver);

@@ -15,7 +15,7 @@ namespace distca {
 c10::Stream current_stream(const c10::Device& device);
 /// Marks the end of all that `stream` has been given.
 DeviceMark end_of(const c10::Stream& stream);
-/// What `stream` is given from now on comes behind the mark.
+/// Makes `stream` wait for the mark before what it is given from now on.
 void follow(const c10::Stream& stream, const DeviceMark& mark);
 /// Throws c10::Error if the device is lost.
 bool has_passed(const DeviceMark& mark);

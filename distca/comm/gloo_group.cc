@@ -1,4 +1,4 @@
-// The only file, beside a test, that includes ProcessGroupGloo.hpp. The wheel exports Gloo's group
+// The only file, except a test, that includes ProcessGroupGloo.hpp. The wheel exports Gloo's group
 // but lacks Gloo's headers; the system's are older, so a gloo type must never be constructed or
 // derived here: its layout may differ from the wheel's. gloo_symbols_test.cmake holds us to it.
 #include "distca/comm/gloo_group.h"
@@ -51,7 +51,7 @@ void Connecting::make_group() {
     options->devices.push_back(by_name ? c10d::ProcessGroupGloo::createDeviceForInterface(place)
                                        : c10d::ProcessGroupGloo::createDeviceForHostname(place));
   });
-  options->threads = 1;  // of collectives, which we do not use
+  options->threads = 1;  // they serve collectives, which we do not use
   group =
       c10::make_intrusive<c10d::ProcessGroupGloo>(store, rendezvous.rank, rendezvous.size, options);
 }

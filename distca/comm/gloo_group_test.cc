@@ -23,7 +23,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// What is not waited for takes far longer than any machine takes for what is.
+/// Timeouts that no test may wait for: they are far longer than any machine takes for the rest.
 constexpr CommOptions kVeryPatient{.timeout_s = 600, .grace_s = 1, .startup_timeout_s = 600};
 constexpr double kSoon_s = 300;
 
@@ -223,7 +223,7 @@ TEST(GlooGroup, a_rank_that_comes_just_after_the_timeout_is_named_behind) {
 
 TEST(GlooGroup, a_failed_rank_ends_the_waits_of_the_others_early) {
   std::atomic<int> heard = 0;
-  std::latch connected(3);  // who fails while others connect ends their start, not their waits
+  std::latch connected(3);  // a rank that fails earlier ends the others' start, not their waits
   const Stopwatch watch;
   EXPECT_THROW(run_on(Backend::kGloo, 3, kVeryPatient,
                       [&](Communicator& group) {

@@ -13,7 +13,7 @@
 namespace distca {
 namespace {
 
-/// Of this process, ascending; none where there is no /proc.
+/// Returns the threads of this process, ascending, and none where there is no /proc.
 std::vector<pid_t> own_threads() {
   std::vector<pid_t> threads;
   std::error_code error;

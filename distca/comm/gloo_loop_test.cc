@@ -73,7 +73,7 @@ TEST(GlooLoop, a_thread_under_another_policy_is_left_alone) {
   EXPECT_EQ(thread.policy(), SCHED_IDLE);
 }
 
-/// Whether a thread with the name that Gloo gives its loop has this policy.
+/// Returns true if a thread with the name that Gloo gives its loop has this policy.
 bool a_loop_has(int policy) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
     std::ifstream file(entry.path() / "comm");

@@ -101,7 +101,7 @@ TEST_P(Groups, several_exchanges_may_be_under_way_and_be_waited_for_in_any_order
   });
 }
 
-/// Of backends that tell messages apart by their tags: NCCL ends an exchange as a whole.
+/// Tests of backends that distinguish messages by their tags: NCCL ends an exchange as a whole.
 class GroupsWithTags : public Groups {};
 
 TEST_P(GroupsWithTags, received_does_not_wait_for_a_send_that_nobody_takes_yet) {

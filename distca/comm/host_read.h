@@ -1,8 +1,9 @@
 #pragma once
-// What the host reads of a device, and what it gives to one. A read waits until the device has done
-// all that its stream was given before, and while the host waits, the device gets nothing new. So
-// every read of a tensor goes through these functions, which note it, and a step reads nothing
-// between its first and its last layer. scripts/check_host_reads.py refuses other ways.
+// Reads of a device by the host, and copies from the host to a device. A read waits until the
+// device has done all that its stream was given before, and while the host waits, the device gets
+// nothing new. So every read of a tensor goes through these functions, which note it, and a step
+// reads nothing between its first and its last layer. scripts/check_host_reads.py refuses other
+// ways.
 //
 //     const at::Tensor ids = upload(at::tensor(numbers, at::kLong), device);  // waits for nothing
 //     const at::Tensor losses = host_copy(at::cat(losses_of_device));         // one wait for all

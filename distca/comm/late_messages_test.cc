@@ -21,7 +21,7 @@ constexpr CommOptions kPatient{.timeout_s = 300, .grace_s = 1};
 constexpr int kRounds = 6;
 constexpr double kRight = 1 << kRounds;  // two ranks add what both have, in every round
 
-/// Which waits are left out.
+/// The waits that are left out.
 struct Forgotten {
   bool received = false, sent = false;
 };
@@ -121,7 +121,7 @@ TEST(LateMessages, streams_that_do_not_follow_the_copies_show) {
       0);
 }
 
-/// Of the copies, which then do not wait for one of the two sides.
+/// Returns a change after which copies do not wait for one of the two sides.
 std::function<void(ThreadDevice&)> without_mark(bool of_sender) {
   return [of_sender](ThreadDevice& device) {
     device.copy = [copy = device.copy, of_sender](std::byte* to, const std::byte* from,

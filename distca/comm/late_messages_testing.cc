@@ -126,7 +126,7 @@ Streams cuda_streams(int cuda_device) {
   DISTCA_CHECK(&at::cuda::sleep != nullptr, "this PyTorch has no CUDA");
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
   constexpr int64_t kCyclesPerUs = 1500;  // about, of a data centre's GPU
-  constexpr size_t kAside = 8;            // of the 32 that the pool gives in turn
+  constexpr size_t kAside = 8;            // streams, of the 32 that the pool gives in turn
   std::vector<c10::Stream> streams;
   while (streams.size() < kAside) {
     streams.push_back(c10::impl::VirtualGuardImpl(c10::kCUDA)

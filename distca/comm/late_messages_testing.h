@@ -33,8 +33,8 @@ struct Streams {
 ThreadDevice with_random_delays(const ThreadDevice& device, const Streams& streams, uint64_t seed,
                                 int64_t most_us);
 
-/// Of a CUDA device. Its spins are kernels of PyTorch's. Made before the ranks begin: streams of a
-/// pool go in turn, so those aside are not the ranks'.
+/// The streams of a CUDA device. Their spins are kernels of PyTorch's. They must be made before the
+/// ranks begin: streams of a pool go in turn, so those aside are not the ranks'.
 Streams cuda_streams(int cuda_device);
 
 }  // namespace distca::testing

@@ -1,13 +1,13 @@
 #pragma once
-// Which CUDA device a rank takes, of those that its process sees: the one of its number among the
-// ranks of its machine, or the only one. Thread rule: local_device() is pure; use_local_device()
-// sets the calling thread's device.
+// The CUDA device that a rank takes, of those that its process sees: the one of its number among
+// the ranks of its machine, or the only one. Thread rule: local_device() is pure;
+// use_local_device() sets the calling thread's device.
 
 #include <string>
 
 namespace distca {
 
-/// What decides which device a rank takes.
+/// The facts that decide which device a rank takes.
 struct LocalDevices {
   int visible = 0;         // devices that this process sees
   std::string names = {};  // CUDA_VISIBLE_DEVICES, for messages; empty if unset

@@ -16,8 +16,8 @@ namespace distca {
 /// stream, in which NCCL moves messages. Any thread may call the functions.
 struct NcclDevice {
   int cuda_device = -1;
-  /// Which device of all machines' it is. Two ranks with the same one are refused; empty: any
-  /// number of ranks may share it.
+  /// Identifies the device among those of all machines. Two ranks with the same one are refused.
+  /// Empty means that any number of ranks may share it.
   std::string identity = {};
   /// The communication stream, as NCCL takes it, and what keeps it.
   void* stream = nullptr;
@@ -28,14 +28,14 @@ struct NcclDevice {
   std::function<std::shared_ptr<std::byte>(int64_t bytes)> allocate = {};
   /// Marks the end of everything that the calling thread has given the current stream so far.
   std::function<DeviceMark()> mark = {};
-  /// What the communication stream is given from now on comes behind the mark.
+  /// Makes the communication stream wait for the mark before what it is given from now on.
   std::function<void(const DeviceMark&)> communicate_behind = {};
   /// Marks the end of what the communication stream has been given so far.
   std::function<DeviceMark()> mark_communication = {};
   std::function<bool(const DeviceMark&)> has_passed = {};
-  /// What the calling thread gives the current stream from now on comes behind the mark. Where the
-  /// thread itself does it at once, it waits for the mark, at most so many seconds, and says
-  /// whether it has been passed; elsewhere it returns true at once.
+  /// Makes the current stream wait for the mark before what the calling thread gives it from now
+  /// on. Where the thread itself does that work at once, it waits for the mark, at most so many
+  /// seconds, and returns whether the mark has been passed; elsewhere it returns true at once.
   std::function<bool(const DeviceMark&, double seconds)> follow = {};
 };
 

@@ -1,6 +1,6 @@
-// What goes wrong with a group that talks through NCCL or its stand-in (nccl_testing.h): who is
-// named, and that every rank ends. A hundred rounds each over the stand-in, few over NCCL, which
-// takes seconds to connect.
+// Faults of a group that talks through NCCL or its stand-in (nccl_testing.h): who is named, and
+// that every rank ends. A hundred rounds each over the stand-in, few over NCCL, which takes seconds
+// to connect.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ class NcclFaults : public testing::Test {
   const int at_once_ = nccl_is_real() ? 1 : kAtOnce;
 };
 
-/// The same, with a fault of the stand-in's.
+/// Tests that need a fault of the stand-in's.
 class NcclStandinFaults : public NcclFaults {
  protected:
   void SetUp() override {
@@ -55,7 +55,7 @@ constexpr CommOptions kHasty{.timeout_s = 1, .grace_s = 1, .startup_timeout_s = 
 // A failure that is seen at once is judged within three heartbeats, of a tenth of the timeout each.
 constexpr CommOptions kPatient{.timeout_s = 2, .grace_s = 1, .startup_timeout_s = 300};
 
-// Of a failure that is told: nobody waits for the deadline.
+// A failure that is published ends the waits: nobody waits for the deadline.
 constexpr CommOptions kLong{.timeout_s = 300, .grace_s = 1, .startup_timeout_s = 300};
 
 using Body = std::function<void(Communicator&, NcclTestRank&)>;

@@ -16,10 +16,10 @@
 namespace distca {
 namespace {
 
-constexpr const char* kPrefix = "distca/";  // of keys in a store made elsewhere
+constexpr const char* kPrefix = "distca/";  // keys in a store made elsewhere begin with it
 constexpr double kLook = 0.05;  // seconds a host that waits goes without asking for a failure
 
-/// What a rank has of the group, shared with its exchanges.
+/// The state of a rank in the group, shared with its exchanges.
 class NcclRank {
  public:
   /// `made`: a store made elsewhere, or null for the one that the rendezvous names.
@@ -120,7 +120,7 @@ class NcclExchange final : public PendingExchange {
 
  private:
   const std::shared_ptr<NcclRank> group_;
-  std::shared_ptr<NcclWatch::Exchange> issued_;  // null: without messages, or waited for
+  std::shared_ptr<NcclWatch::Exchange> issued_;  // null without messages, or once waited for
   const DeviceMark end_;
   const int exceptions_ = std::uncaught_exceptions();
 };

@@ -33,9 +33,9 @@ namespace distca {
 std::unique_ptr<Communicator> make_nccl_group(const Rendezvous& rendezvous,
                                               const CommOptions& options, const NcclLibrary& nccl,
                                               const NcclDevice& device);
-/// The same, for the ranks 0 .. size - 1 of a PyTorch program, which meet in a store that it has
-/// made. As with make_c10d_group(), an intrusive pointer owns the store, and it serves one
-/// communicator; `is_over` is also what it is there.
+/// Makes such a group of the ranks 0 .. size - 1 of a PyTorch program, which meet in a store that
+/// it has made. As with make_c10d_group(), an intrusive pointer owns the store, and it serves one
+/// communicator; `is_over` also means what it means there.
 std::unique_ptr<Communicator> make_nccl_group(c10d::Store& store, int rank, int size,
                                               const CommOptions& options, const NcclLibrary& nccl,
                                               const NcclDevice& device,

@@ -147,7 +147,7 @@ TEST_F(NcclGroup, an_exchange_is_one_group_with_its_receives_and_sends) {
     bool operator==(const Seen&) const = default;
   };
   std::mutex mutex;
-  std::map<int, std::vector<Seen>> seen;  // of each rank
+  std::map<int, std::vector<Seen>> seen;  // the groups of each rank
   {
     const StandinGroups watching([&](int rank, int sends, int receives) {
       std::lock_guard lock(mutex);
@@ -170,7 +170,7 @@ TEST_F(NcclGroup, an_exchange_is_one_group_with_its_receives_and_sends) {
 constexpr int64_t kModulus = 1'000'003;
 
 struct Counted {
-  int64_t results[2] = {};  // of each rank
+  int64_t results[2] = {};  // [rank] the number that it computed last
   int behind = 0;           // ranks whose device still had work when all had been issued
 };
 
@@ -287,7 +287,8 @@ TEST_F(NcclGroup, two_ranks_on_one_device_are_refused_by_name) {
                 testing::AnyOf(
                     testing::HasSubstr("rank 0 and rank 1 have the same CUDA device: NCCL takes"),
                     testing::HasSubstr("rank 1 and rank 0 have the same CUDA device: NCCL takes"),
-                    // Of the rank that came first, if it hears of the other's end before it fails.
+                    // The rank that came first says this if it learns of the other's end before it
+                    // fails.
                     testing::HasSubstr("ended with an error (last seen: start-up)")));
   }
 }

@@ -38,13 +38,14 @@ constexpr CommOptions kOptions{.timeout_s = 3, .grace_s = 1, .startup_timeout_s 
 // The deadline of a wait, three heartbeats to find out who is silent, and a machine that is busy.
 constexpr double kAllowed_s = 1.3 * kOptions.timeout_s + 100;
 constexpr double kPatience_s = 300;
-constexpr int64_t kBytes = 100'000;  // of a message: more than a socket holds at once
+constexpr int64_t kBytes = 100'000;  // the size of a message: more than a socket holds at once
 
 void pause_us(uint64_t microseconds) {
   std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
 }
 
-/// Who dies in a round, and when: beside some exchange, or at any time once it has been issued.
+/// The rank that dies in a round, and when: before some exchange, once it is issued, behind the
+/// wait that follows it, or at any time in the 3 ms from when the rank comes to it.
 struct Death {
   enum When { kBefore, kIssued, kBehind, kAnyTime };
   explicit Death(int round) {
@@ -61,7 +62,7 @@ struct Death {
 
 // --- processes --------------------------------------------------------------------------------
 
-/// What a process has said by the end, and when it ended.
+/// A process, with what it has said by its end, and its exit status.
 struct Process {
   pid_t id = -1;
   FileDescriptor says = FileDescriptor();
@@ -229,14 +230,14 @@ void wait_for_all(std::vector<Rank>& ranks, const std::function<void(const Rank&
       --open;
     }
   }
-  for (Rank& one : ranks) {  // what hangs
+  for (Rank& one : ranks) {  // some may hang
     if (one.process.says.get() < 0) continue;
     kill(one.process.id, SIGKILL);
     waitpid(one.process.id, &one.process.status, 0);
   }
 }
 
-/// Plays rounds beside each other; in every other one, the store tells of the death.
+/// Plays rounds at the same time. In every other one, the store announces the death.
 std::vector<Rank> play_rounds(int first, int last) {
   StoreProcess store;
   std::vector<Rank> ranks;

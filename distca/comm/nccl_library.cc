@@ -23,8 +23,8 @@ std::string loader_words() {
 /// The handle is never given back: threads of the library may run until the process ends.
 void* open_library(const std::optional<std::string>& path) {
   if (path) {
-    // What the library calls of itself is its own, and not that of the NCCL that PyTorch has
-    // loaded.
+    // Calls of the library to itself reach its own functions, and not those of the NCCL that
+    // PyTorch has loaded.
     void* const handle = dlopen(path->c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
     DISTCA_THROW_IF(!handle, ErrorKind::kConfig, "{} = {}: NCCL cannot be loaded: {}", kVariable,
                     *path, loader_words());

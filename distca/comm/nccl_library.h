@@ -23,20 +23,22 @@ struct NcclUniqueId {
   char internal[128];
 };
 
-// Of ncclResult_t and ncclDataType_t.
+// Values of ncclResult_t and ncclDataType_t.
 inline constexpr int kNcclSuccess = 0;
 inline constexpr int kNcclInProgress = 7;
 inline constexpr int kNcclUint8 = 1;
 
-/// What a library whose messages lie in host memory exports beside NCCL's functions, because no
-/// driver has streams for it. Only the stand-in that tests use does (test_nccl/). Each returns 0.
+/// Functions that a library whose messages lie in host memory exports in addition to NCCL's,
+/// because no driver has streams for it. Only the stand-in that tests use does (test_nccl/). Each
+/// returns 0.
 struct HostStreams {
   int (*create)(void** stream) = nullptr;
   /// After all that the stream has been given.
   int (*destroy)(void* stream) = nullptr;
   /// A mark at the end of what the stream has been given so far.
   int (*mark)(void* stream, void** mark) = nullptr;
-  /// What the stream is given from now on comes behind the mark, which is of any stream.
+  /// Makes the stream wait for the mark, which is of any stream, before what it is given from now
+  /// on.
   int (*follow)(void* stream, void* mark) = nullptr;
   /// Calls a function in the stream.
   int (*call)(void* stream, void (*function)(void*), void* argument) = nullptr;
@@ -46,7 +48,7 @@ struct HostStreams {
 };
 
 struct NcclLibrary {
-  std::string path;  // of the file
+  std::string path;  // the library's file
   int version = 0;   // 22809: 2.28.9
 
   int (*get_unique_id)(NcclUniqueId* id) = nullptr;
@@ -69,7 +71,7 @@ struct NcclLibrary {
   /// invalid argument (...)". Our communicators block, so "in progress" is none. `comm` may be
   /// null.
   void check(int result, NcclComm comm, const char* function) const;
-  /// What NCCL says of a result, in one line.
+  /// Returns what NCCL says of a result, in one line.
   std::string words(int result, NcclComm comm) const;
 };
 

@@ -224,7 +224,7 @@ void leave_nccl(std::shared_ptr<NcclConnections> connections, const Rendezvous& 
   std::future<void> is_done = done->get_future();
   std::thread([=, connections = std::move(connections)] {
     try {
-      const HushedCerr hushed;  // of c10d, if the store is gone
+      const HushedCerr hushed;  // c10d prints a lot if the store is gone
       const auto store = open(kReturn);
       store->add(kLeftKey, 1);
       if (is_well) wait_for_others(rendezvous, *store, patience_s, [over] { return over->load(); });

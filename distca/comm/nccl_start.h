@@ -42,7 +42,7 @@ class NcclConnections {
   /// Gives the communication stream all messages as one group. In each direction, messages of a
   /// pair go in the order of their tags. Throws std::runtime_error with what NCCL says.
   void issue(std::span<const Message> sends, std::span<const Message> receives);
-  /// What went wrong beside any call, in one line.
+  /// Returns the error that NCCL reports outside of calls, in one line; nothing if all is well.
   std::optional<std::string> error() const;
   /// Ends what is under way, and every call that waits. Does nothing after the first time.
   void abort();

@@ -23,7 +23,7 @@ class Tensor;
 
 namespace distca {
 
-/// Whether tests talk through NCCL itself.
+/// Returns true if tests talk through NCCL itself.
 bool nccl_is_real();
 /// Why tests cannot run here, in one line; empty if they can.
 std::string nccl_cannot_run();
@@ -76,7 +76,8 @@ void run_nccl_ranks(int size, const CommOptions& options,
 
 // One thread at a time; both hold for all groups of the process.
 
-/// What goes wrong while this lives, as test_nccl/faults.cc reads it: "delay,rank=1,us=100".
+/// The faults that the stand-in makes while this lives, as test_nccl/faults.cc reads them:
+/// "delay,rank=1,us=100".
 struct StandinFaults {
   explicit StandinFaults(const std::string& text);
   ~StandinFaults();

@@ -41,7 +41,7 @@ struct NcclWatch::State {
   int64_t questions = 0;                // that have been begun
   int64_t answered = 0;                 // the last one that has been
   bool hurry = false;                   // the next one is wanted now
-  std::optional<std::string> lost;      // what the device said instead
+  std::optional<std::string> lost;      // the device's error in place of an answer
   bool uses_health = false;             // the asking thread does
   std::optional<std::string> failure;
   bool stop = false;
@@ -80,7 +80,7 @@ std::shared_ptr<NcclWatch::Exchange> NcclWatch::State::first() {
   }
 }
 
-/// What the device waits for; null while it does not wait.
+/// Returns what the device waits for, or null while it does not wait.
 std::shared_ptr<NcclWatch::Exchange> NcclWatch::State::awaited() {
   std::shared_ptr<Exchange> front = first();
   if (!front) return nullptr;
@@ -144,7 +144,8 @@ void NcclWatch::State::ask() {
   }
 }
 
-/// Of where the device stands. Our heartbeat goes on showing whom we awaited: others may be asking.
+/// Returns the wait for the exchange where the device stands. Our heartbeat goes on showing whom we
+/// awaited: others may be asking.
 FailedWait NcclWatch::State::failed_wait() {
   const double now = steady_seconds();
   if (stands_at)
@@ -174,7 +175,8 @@ std::optional<FailedWait> NcclWatch::State::look(std::unique_lock<std::mutex>& l
   return failed;
 }
 
-/// The same, by where the device stands now and not a tick ago, unless it does not say.
+/// Returns what look() does, by where the device stands now and not a tick ago, unless the device
+/// does not answer.
 std::optional<FailedWait> NcclWatch::State::look_twice(std::unique_lock<std::mutex>& lock) {
   if (!look(lock)) return std::nullopt;
   const int64_t before = questions;
@@ -242,7 +244,7 @@ NcclWatch::~NcclWatch() {
   std::unique_lock lock(state.mutex);
   state.stop = true;
   state.changed.notify_all();
-  // What dies with us is used by one thread until it aborts, by the other while it says so.
+  // One thread uses what dies with us until it aborts, the other one while uses_health is set.
   state.changed.wait(lock, [&] { return (state.ended || state.aborting) && !state.uses_health; });
   state.changed.wait_for(lock, kFarewell, [&] { return state.ended; });
   if (state.stands_at) state.health.watchdog->end();

@@ -25,13 +25,13 @@ class NcclWatch {
  public:
   struct Group {
     int rank = 0;
-    double tick_s = 0;     // between two looks
-    double timeout_s = 0;  // of a question that the device does not answer
-    double told_s = 0;     // from a diagnosis until all other ranks know that there is one
+    double tick_s = 0;     // time between two looks
+    double timeout_s = 0;  // time until a question that the device does not answer is a failure
+    double told_s = 0;     // time from a diagnosis until all other ranks know that there is one
     /// Makes the device the calling thread's. It may be null.
     std::function<void()> make_current;
     std::function<bool(const DeviceMark&)> has_passed;
-    /// What went wrong beside any call, in one line; nothing if all is well.
+    /// Returns the error that was reported outside of calls, in one line; nothing if all is well.
     std::function<std::optional<std::string>()> error;
     /// Ends all exchanges, so that who waits for the device comes back. Called at most once, by the
     /// judging thread, when failure() says why. It may block, or use what outlives this object.
@@ -55,10 +55,10 @@ class NcclWatch {
 
   /// Why the group has ended; nothing while it lives. It is known before abort() is called.
   std::optional<std::string> failure() const;
-  /// The same, for a group that a call has found broken, or that is of no use any more.
+  /// Ends a group that a call has found broken, or that is of no use any more, and returns why.
   std::string end(const FailedWait& wait);
 
-  /// Whether any exchange is under way.
+  /// Returns true if no exchange is under way.
   bool is_idle();
 
  private:

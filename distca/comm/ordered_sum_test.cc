@@ -20,7 +20,7 @@ constexpr CommOptions kOptions{.timeout_s = 300, .grace_s = 1};
 
 template <typename T>
 std::vector<T> numbers_of(int rank, int64_t count) {
-  // Of very different size, so that another order of adding gives other bits.
+  // The numbers differ much in size, so that another order of adding gives other bits.
   std::mt19937_64 random(1000 + rank);
   std::vector<T> numbers(count);
   for (T& number : numbers) {

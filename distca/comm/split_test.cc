@@ -31,7 +31,7 @@ constexpr CommOptions kPatient{.timeout_s = 300, .grace_s = 1};
 
 class Split : public testing::TestWithParam<Backend> {};
 
-/// Of very different size, so that another order of adding gives other bits.
+/// Returns numbers of very different size, so that another order of adding gives other bits.
 std::vector<double> numbers_of(int rank, size_t count) {
   std::mt19937_64 random(1000 + rank);
   std::vector<double> numbers(count);
@@ -119,7 +119,7 @@ TEST_P(Split, in_two_in_three_and_overlapping_each_group_has_its_own_messages_an
       {{0, 1}, {2, 3}, {4, 5}},
       {{0, 1, 2, 3}, {2, 3, 4, 5}, {0, 1, 4, 5}},    // two of each pair are in two groups
       {{5, 3, 1}, {0, 1, 2, 3, 4, 5}, {3, 5}, {4}},  // in any order, all, one alone
-      {{1, 2}, {1, 2}, {2, 1}},                      // the same ranks again
+      {{1, 2}, {1, 2}, {2, 1}},                      // three groups of the same ranks
   };
   for (const auto& groups : cases) {
     run_on(GetParam(), 6, kPatient, [&](Communicator& whole) { play(whole, groups); });

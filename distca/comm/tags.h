@@ -1,5 +1,5 @@
 #pragma once
-// Who uses which message tags. Gloo takes tags as a positive int, so they end below 2^31.
+// The message tags and what uses them. Gloo takes tags as a positive int, so they end below 2^31.
 
 #include <cstdint>
 

@@ -15,7 +15,7 @@
 namespace distca {
 namespace {
 
-// As the launcher does for ranks: a slow name server must not slow the tests.
+// The launcher does this for ranks, too: a slow name server must not slow the tests.
 [[maybe_unused]] const int kQuickNames = setenv("RES_OPTIONS", "timeout:1 attempts:1", 0);
 
 }  // namespace

@@ -19,11 +19,11 @@ void PrintTo(Backend backend, std::ostream* out);  // GoogleTest looks for this 
 /// A rank of a group whose store listens on `port` of the loopback interface.
 Rendezvous at_port(uint16_t port, int rank, int size);
 
-/// Runs `body(port, rank)` on `size` threads beside a store that listens on `port` of the loopback
+/// Runs `body(port, rank)` on `size` threads while a store listens on `port` of the loopback
 /// interface; rethrows the first failure.
 void run_with_store(int size, const std::function<void(uint16_t port, int rank)>& body);
 
-/// What tests load in NCCL's place.
+/// The library that tests load in NCCL's place.
 const NcclLibrary& nccl_standin();
 
 /// Runs `body` on `size` threads with a communicator each; rethrows the first failure.

@@ -66,7 +66,8 @@ class ThreadGroup {
 
  private:
   struct Box {
-    std::deque<Side> sends, receives;  // of one (source, target, tag): at most one is not empty
+    // The sides of one (source, target, tag). At most one of the two is not empty.
+    std::deque<Side> sends, receives;
   };
   using Key = std::tuple<int, int, uint32_t>;
 
@@ -95,7 +96,7 @@ class ThreadGroup {
   std::condition_variable changed_;
   std::map<Key, Box> boxes_;
   std::vector<RankNews> news_;
-  std::vector<Wait> waits_;  // of each rank
+  std::vector<Wait> waits_;  // [rank]
   std::optional<std::string> failure_;
 };
 

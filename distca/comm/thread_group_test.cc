@@ -29,7 +29,8 @@ constexpr CommOptions kPatient{.timeout_s = 300, .grace_s = 1};
 // Where one rank waits in vain. Before it does, all ranks are where the test wants them.
 constexpr CommOptions kHasty{.timeout_s = 1, .grace_s = 300};
 
-/// Of a rank that waits in vain: when it has given up, it tells those that compute meanwhile.
+/// Counts `over` down once a rank that waits in vain has given up, for those that compute
+/// meanwhile.
 class GivesUp {
  public:
   explicit GivesUp(std::latch& over) : over_(over) {}

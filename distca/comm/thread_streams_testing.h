@@ -76,7 +76,7 @@ class ThreadStreams {
     for (int i = 0; i < threads + 3; ++i) streams_.push_back(std::make_unique<ThreadStream>(pause));
   }
 
-  /// What the calling thread gives from now on goes to its own stream.
+  /// Directs what the calling thread gives from now on to the thread's own stream.
   void use_stream(int thread) { own() = streams_.at(thread).get(); }
   void give(std::function<void()> work) { own()->give(std::move(work)); }
   /// Returns when all work is done; there is no stream any more.

@@ -50,7 +50,7 @@ class TracedExchange final : public PendingExchange {
   }
 
   std::unique_ptr<PendingExchange> exchange_;
-  TraceEvent event_;  // of the issue
+  TraceEvent event_;  // the event of the issue
   TraceRecorder& recorder_;
 };
 

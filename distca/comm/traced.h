@@ -14,8 +14,8 @@ namespace distca {
 class TracedCommunicator final : public Communicator {
  public:
   /// Both stay the caller's. `first_tag`: kTracedTags plus a multiple of kTracedTagsEach of its
-  /// own. `ranks`: who the members of the group are in the trace, in their order; empty: each has
-  /// the number there that it has in the group.
+  /// own. `ranks` are the numbers of the group's members in the trace, in their order. If it is
+  /// empty, each has the number there that it has in the group.
   TracedCommunicator(Communicator& group, uint32_t first_tag, std::vector<int> ranks = {});
 
   /// All ranks call it at the same place; numbers begin again. Null records nothing, at the cost of
@@ -29,7 +29,7 @@ class TracedCommunicator final : public Communicator {
   std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                             std::span<const Message> receives,
                                             std::string_view operation) override;
-  /// Of the group: what the new one does is not recorded here.
+  /// Splits the group itself: what the new one does is not recorded here.
   std::unique_ptr<Communicator> split(std::span<const int> ranks) override {
     return group_.split(ranks);
   }

@@ -139,9 +139,9 @@ TEST_P(Traced, texts_of_all_ranks_reach_rank_0_whole) {
   }
 }
 
-constexpr double kDrift = 2e-4;  // of rank 1; clocks that anybody sells have a tenth of it
+constexpr double kDrift = 2e-4;  // rank 1's; clocks that anybody sells have a tenth of it
 
-/// What a rank's clock shows, in this test, when the real one shows `real_s`.
+/// Returns what a rank's clock shows, in this test, when the real one shows `real_s`.
 double shown_s(int rank, double real_s) { return real_s * (1 + rank * kDrift) + rank * 1000; }
 
 TEST_P(Traced, clocks_that_are_off_are_put_right_to_within_what_is_said) {

@@ -29,7 +29,8 @@ int64_t attention_pairs(const Range& q, const Range& kv, MaskType mask, int64_t 
   if (mask == MaskType::kFull) return q.size() * kv.size();
   int64_t pairs = causal_pairs(q, kv);
   if (window_left >= 0) {
-    // Those with key < query - window_left: causal pairs of the queries moved down past the window.
+    // Pairs with key < query - window_left do not count. They are the causal pairs of the queries
+    // moved down past the window.
     const int64_t moved = window_left + 1;
     const Range left{std::max(q.begin, moved) - moved, std::max(q.end, moved) - moved};
     if (!left.empty()) pairs -= causal_pairs(left, kv);

@@ -1,5 +1,5 @@
 #pragma once
-// What core attention of one layer costs: its work in (query, key) pairs, and the bytes of each
+// The cost of core attention in one layer: its work in (query, key) pairs, and the bytes of each
 // token that travels. All figures are integers, so that every rank computes the same plan. Any
 // thread may call the functions.
 
@@ -9,18 +9,18 @@
 
 namespace distca {
 
-/// Which keys a query sees: all keys of the task, or those up to the query's own position.
+/// The keys that a query sees: all keys of the task, or those up to the query's own position.
 enum class MaskType { kFull, kCausal };
 
 /// The shapes of core attention as one rank sees them, so heads are already divided by tensor
 /// parallelism. The defaults are those of Llama-8B.
 struct AttentionShape {
-  int64_t num_heads = 32;     // of Q
-  int64_t num_kv_heads = 8;   // of K and V; fewer than num_heads for GQA
-  int64_t head_dim_qk = 128;  // of Q and K
-  int64_t head_dim_v = 128;   // of V and O
-  int64_t element_bytes = 2;  // of a number that travels; 2: bf16
-  /// A query sees itself and this many keys before it. -1: it sees all keys before it.
+  int64_t num_heads = 32;     // heads of Q
+  int64_t num_kv_heads = 8;   // heads of K and V; fewer than num_heads for GQA
+  int64_t head_dim_qk = 128;  // size of each head of Q and K
+  int64_t head_dim_v = 128;   // size of each head of V and O
+  int64_t element_bytes = 2;  // bytes of a number that travels, 2 for bf16
+  /// A query sees itself and this many keys before it. With -1, it sees all keys before it.
   int64_t window_left = -1;
 
   int64_t q_token_bytes() const { return num_heads * head_dim_qk * element_bytes; }

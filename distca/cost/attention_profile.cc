@@ -13,7 +13,7 @@
 namespace distca {
 namespace {
 
-// As JSON (docs/profile_format.md).
+// The name and the versions of the JSON format (docs/profile_format.md).
 constexpr const char* kFormat = "distca-attention-profile";
 constexpr int64_t kVersion = 2;
 constexpr int64_t kOldestVersion = 1;  // without peak_mflops
@@ -170,7 +170,7 @@ AttentionProfile profile_from_json(std::string_view json, std::string_view name)
 std::shared_ptr<const AttentionProfile> profile_by_name(const std::string& name) {
   if (name == "pairs") return nullptr;
   if (name == "h200") return std::make_shared<const AttentionProfile>(h200_profile());
-  std::error_code denied;  // what cannot be looked at cannot be read either, which says why
+  std::error_code denied;  // set if the file cannot be looked at; read_file() then says why
   if (!std::filesystem::exists(name, denied) && !denied) {
     throw Error(ErrorKind::kData, "profile {}: no such file, and the only known name is h200",
                 name);

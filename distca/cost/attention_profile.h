@@ -32,7 +32,7 @@ struct AttentionProfile {
   std::vector<int64_t> forward_ns;
   std::vector<int64_t> backward_ns;
   // The limit of the rates, in MFLOP/s: what multiply-adds without memory reach, measured in the
-  // same run by as many threads. 0: none is stated. Prices do not use it.
+  // same run by as many threads. 0 means that none is stated. Prices do not use it.
   int64_t peak_mflops = 0;
   bool operator==(const AttentionProfile&) const = default;
 };

@@ -16,7 +16,7 @@ namespace distca {
 
 /// One direction between two ranks, with nothing else on the wire.
 struct Link {
-  int64_t latency_ns = 20'000;    // of one message, however small
+  int64_t latency_ns = 20'000;    // latency of each message, however small
   int64_t bytes_per_us = 50'000;  // > 0; 400 Gb/s InfiniBand (paper, Appendix A)
   bool operator==(const Link&) const = default;
 };
@@ -34,16 +34,16 @@ struct Cluster {
   /// Ranks 0 .. num_workers - 1 are the workers: they hold weights and tokens.
   int num_workers = 1;
   /// [num_servers >= num_workers] The share of the total load that each server should get, in any
-  /// unit. Server s is rank s. 0: a worker that does not serve. Capacities differ where servers are
-  /// unequally fast or have unequal other work (even_capacities in speeds.h).
+  /// unit. Server s is rank s. 0 means that the worker does not serve. Capacities differ where
+  /// servers are unequally fast or have unequal other work (even_capacities in speeds.h).
   std::vector<int64_t> capacity = {1};
-  /// How many neighbouring ranks share a node: ranks with equal rank / ranks_per_node do. 0: every
-  /// rank is a node of its own. Set it where links inside a node are faster than those between
-  /// nodes.
+  /// How many neighbouring ranks share a node: ranks with equal rank / ranks_per_node do. With 0,
+  /// every rank is a node of its own. Set it where links inside a node are faster than those
+  /// between nodes.
   int ranks_per_node = 0;
   Link inside;         // between two ranks of one node
   Link between;        // between two ranks of different nodes
-  MemoryPrice memory;  // what a token takes; all 0: memory is not counted
+  MemoryPrice memory;  // bytes of a token; if all are 0, memory is not counted
 
   // Caps, where 0 stands for none. A nano-batch that cannot meet a cap is refused with the cap's
   // name and the numbers.

@@ -51,7 +51,8 @@ double attention_ps(const RankWork& work, int64_t load) {
 int64_t least_ps(std::span<const RankWork> ranks, Evenness evenness, int64_t load) {
   const std::vector<Server> servers = servers_of(ranks, evenness);
   DISTCA_CHECK(!servers.empty(), "none of {} ranks serves", ranks.size());
-  auto work = static_cast<double>(load);  // what linear work keeps from being done, too
+  // The load, plus the load that servers could compute in the time before they begin.
+  auto work = static_cast<double>(load);
   double rate = 0, finish = 0;
   for (const Server& server : servers) {
     if (rate > 0 && finish <= server.begin_ps) break;

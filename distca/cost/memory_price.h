@@ -22,8 +22,9 @@ struct MemoryPrice {
   bool operator==(const MemoryPrice&) const = default;
 };
 
-/// What a layer computes again in backward instead of keeping it (train.recompute; the words are
-/// Megatron-LM's). Core attention is never computed again, and nothing travels again for it.
+/// The parts of a layer that are computed again in backward instead of being kept (train.recompute;
+/// the words are Megatron-LM's). Core attention is never computed again, and nothing travels again
+/// for it.
 enum class Recompute : uint8_t {
   kNone,
   kSelective,  // the rows of both norms and the product inside the MLP
@@ -38,7 +39,7 @@ struct ModelShape {
   int64_t intermediate_size = 0;
   AttentionShape attention;
   int64_t vocab_size = 0;
-  bool has_qk_norm = false;  // of each head's Q and K, before RoPE
+  bool has_qk_norm = false;  // true if each head's Q and K are normalized before RoPE
 };
 
 /// The memory price of a Llama-type model, as model/ and runtime/ keep its layers.

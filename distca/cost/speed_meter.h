@@ -17,16 +17,16 @@
 
 namespace distca {
 
-/// What one rank did in one step, and how long it took. Times are elapsed times, because the
+/// The work of one rank in one step, and how long it took. Times are elapsed times, because the
 /// processor time of a rank does not show that another program shares its core.
 struct RankSample {
   int64_t linear_ns = 0;     // all but core attention, waiting, sums over ranks and update
   int64_t attention_ns = 0;  // core attention
-  int64_t tokens = 0;        // at home; 0: the sample says nothing about linear work
-  /// The load of core attention, in the unit in which plans count load (pairs or ns). 0: the sample
-  /// says nothing about attention.
+  int64_t tokens = 0;        // tokens at home; with 0, the sample says nothing about linear work
+  /// The load of core attention, in the unit in which plans count load (pairs or ns). 0 means that
+  /// the sample says nothing about attention.
   int64_t load = 0;
-  // What a meter does not count:
+  // Times that a meter does not count:
   int64_t exchange_ns = 0;  // the part of linear_ns that exchanges took: packing, issuing, landing
   int64_t waited_ns = 0;    // for messages, before gradients are summed
 };
@@ -61,7 +61,7 @@ class SpeedMeter {
   /// The speeds that hold for `step`, which is the one after the last step added, or a later one.
   const Speeds& speeds_at(int64_t step) const;
 
-  /// What a checkpoint keeps, as numbers.
+  /// Returns the state that a checkpoint keeps, as numbers.
   std::vector<int64_t> state() const;
   /// Goes on from what another meter's state() gave. Returns false and changes nothing if that one
   /// had another number of ranks.

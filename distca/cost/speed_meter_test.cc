@@ -205,7 +205,7 @@ class Machine {
   static constexpr int64_t kTokens = 4096;
   static constexpr int64_t kLoad = 100'000'000;
   static constexpr int64_t kBlockLoad = kLoad / 2000;  // tasks are cut into whole blocks
-  static constexpr int64_t kLaunchLoad = kLoad / 500;  // what any tasks cost beside their load
+  static constexpr int64_t kLaunchLoad = kLoad / 500;  // fixed cost of having any tasks
 
   /// A few per cent, now and then a step that is far off.
   double noise() {

@@ -15,7 +15,7 @@ namespace {
 
 __extension__ using Wide = __int128;  // times of all servers together, weighted
 
-constexpr int64_t kMostPs = int64_t{1} << 62;   // of one rank: longer times are cut to this
+constexpr int64_t kMostPs = int64_t{1} << 62;   // most time of one rank; longer ones are cut to it
 constexpr int64_t kFastest = int64_t{1} << 30;  // weight of the fastest server
 
 int64_t product_ps(int64_t a, int64_t b, int64_t divisor) {
@@ -36,9 +36,9 @@ int64_t mean_of_known(const Ranks& ranks, const Value& value_of) {
 }
 
 struct Pool {
-  std::vector<int64_t> weight;     // [servers] load a time, of kFastest; 0: does not serve
+  std::vector<int64_t> weight;     // [servers] speed: kFastest at most, 0 if it does not serve
   std::vector<int64_t> linear_ps;  // [servers]
-  int64_t load_ps = 0;             // of all load on the fastest server alone
+  int64_t load_ps = 0;             // time of all load on the fastest server alone
 };
 
 /// The time at which sum over servers of max(0, time - linear_ps) * weight is all the load, in

@@ -20,18 +20,18 @@ namespace distca {
 
 /// One rank's elapsed time for forward and backward of all layers together.
 struct RankSpeed {
-  /// Linear work, which is everything but core attention and exchange, for each token at home. 0:
-  /// unknown, or a rank without weights.
+  /// Linear work, which is everything but core attention and exchange, for each token at home. 0
+  /// means unknown, or a rank without weights.
   int64_t linear_ps_per_token = 0;
-  /// Core attention, for a thousand units of load (pairs, or ns of the profile). 0: unknown.
+  /// Core attention, for a thousand units of load (pairs, or ns of the profile). 0 means unknown.
   int64_t attention_ps_per_kload = 0;
   bool operator==(const RankSpeed&) const = default;
 };
 
 struct Speeds {
   int64_t from_step = 0;         // the first step whose plan uses them
-  std::vector<RankSpeed> ranks;  // [num_servers]; empty: unknown, taken as all alike
-  int64_t bytes_per_us = 0;      // of one rank's sends while others send too; 0: unknown
+  std::vector<RankSpeed> ranks;  // [num_servers]; empty if unknown, which counts as all alike
+  int64_t bytes_per_us = 0;      // bandwidth of a rank while others send too; 0 if unknown
   bool operator==(const Speeds&) const = default;
 };
 
@@ -52,7 +52,7 @@ inline constexpr int64_t kStatedTflops = 300;
 /// which are given for all servers.
 Speeds known_speeds(const Speeds& measured, const Speeds& stated);
 
-/// Which work of a rank is evened out over the ranks. It follows from the overlap mode
+/// The work of a rank that is evened out over the ranks. It follows from the overlap mode
 /// (docs/program.md).
 enum class Evenness {
   /// For none and within: ranks meet before and after core attention, so it alone is evened out.
@@ -62,15 +62,15 @@ enum class Evenness {
   kWhole,
 };
 
-/// What one rank does in the time that is evened out. That is a whole step, or, where ranks differ
-/// in the layers that they have, one pass of some of its nano-batches.
+/// The work of one rank in the time that is evened out. That is a whole step, or, where ranks
+/// differ in the layers that they have, one pass of some of its nano-batches.
 struct RankWork {
-  /// At home in that time. 0: a dedicated server, or a rank without a nano-batch.
+  /// Tokens at home in that time. 0 means a dedicated server, or a rank without a nano-batch.
   int64_t tokens = 0;
-  int64_t layers_ps_per_token = 0;     // of the rank's layers; 0: unknown
+  int64_t layers_ps_per_token = 0;     // linear work of the rank's layers; 0 if unknown
   int64_t ends_ps_per_token = 0;       // embedding, head and loss, on ranks that have them
-  int64_t attention_ps_per_kload = 0;  // for a thousand units of load; 0: unknown
-  bool serves = true;                  // false: gets no load
+  int64_t attention_ps_per_kload = 0;  // for a thousand units of load; 0 if unknown
+  bool serves = true;                  // false if it gets no load
 };
 
 /// The work of a step in which every worker holds `tokens`, forward and backward together. The

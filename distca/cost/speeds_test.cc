@@ -67,7 +67,7 @@ TEST(EvenCapacities, of_whole_layers_count_linear_work_by_hand) {
   // A worker whose linear work is unknown is taken for one like the other.
   EXPECT_THAT(capacities(speeds_of({fast, {0, 1'000'000}}), Evenness::kWhole, 2, 2),
               ElementsAre(1, 1));
-  // What is said of a dedicated server's linear work does not count.
+  // The speed of linear work that is stated for a dedicated server does not count.
   EXPECT_THAT(capacities(speeds_of({slow, fast, {900'000, 1'000'000}}), Evenness::kWhole, 2, 3),
               ElementsAre(2, 5, 8));
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Which layers of a model each stage of a pipeline has. Any thread may call the functions.
+// The layers of a model that each stage of a pipeline has. Any thread may call the functions.
 
 #include <cstdint>
 #include <vector>

@@ -23,7 +23,7 @@ double fraction_of(double tokens) {
 }
 
 double triangle_pairs(double q) { return q * (q + 1) * 0.5; }
-/// Of q queries, the last of kv keys.
+/// The causal pairs of q queries, which are the last of kv keys.
 double causal_pairs(double q, double kv) { return q * (kv - (q - 1) * 0.5); }
 
 /// Between which two points of the grid `tokens` lies, and how far from the first.

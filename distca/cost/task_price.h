@@ -50,7 +50,7 @@ class TaskPrice {
   }
   /// The price of rows with all keys that they may see.
   int64_t of_rows(const Range& q) const {
-    if (in_pairs() && window_left_ < 0) {  // what searches ask most: two triangles
+    if (in_pairs() && window_left_ < 0) {  // the most frequent case in searches: two triangles
       return (q.end * (q.end + 1) - q.begin * (q.begin + 1)) / 2;
     }
     return (*this)(q, visible_keys(q, window_left_));

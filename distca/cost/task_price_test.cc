@@ -183,7 +183,7 @@ TEST(TaskPrice, the_parts_of_a_cut_task_cost_little_more_than_the_whole) {
     const auto whole = static_cast<double>(price(all, all));
     EXPECT_NEAR(static_cast<double>(price(low, low) + price(high, all)), whole, 0.005 * whole)
         << length << " at " << cut;
-    // The same for a rectangle's keys.
+    // A rectangle that is cut between its keys keeps about its price, too.
     const Range later{length, length + 4096};
     const auto rectangle = static_cast<double>(price(later, all));
     EXPECT_NEAR(static_cast<double>(price(later, low) + price(later, high)), rectangle,

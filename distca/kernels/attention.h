@@ -42,14 +42,14 @@ struct Shape {
   double softcap = 0;
 };
 
-/// Which keys a query sees, by position in the document. Query i sees key j if
+/// The keys that a query sees, by position in the document. Query i sees key j if
 ///   (not causal or j <= i) and (window_left < 0 or j >= i - window_left)
 ///   and (window_right < 0 or j <= i + window_right).
 /// FlashAttention's bottom-right causal mask is `causal` if the queries are at the document's end.
 struct Mask {
   bool causal = true;
-  int64_t window_left = -1;   // tokens; -1: unlimited
-  int64_t window_right = -1;  // tokens; -1: unlimited
+  int64_t window_left = -1;   // tokens. -1 means no limit.
+  int64_t window_right = -1;  // tokens. -1 means no limit.
 };
 
 /// A tensor [tokens, heads, dim] of numbers, whose last dimension is contiguous. Strides are in
@@ -88,7 +88,7 @@ struct KeyRange {
   int64_t buffer = 0;  // index in TaskList::keys
   int64_t row = 0;
   int64_t tokens = 0;
-  int64_t position = 0;  // of the first key in the document
+  int64_t position = 0;  // position of the first key in the document
 };
 
 /// Consecutive queries of a document, which attend to some of its keys: rows [q_row, q_row +
@@ -98,12 +98,12 @@ struct Task {
   int64_t query_buffer = 0;  // index in TaskList::queries
   int64_t q_row = 0;
   int64_t q_tokens = 0;
-  int64_t q_position = 0;        // of the first query in the document
+  int64_t q_position = 0;        // position of the first query in the document
   std::vector<KeyRange> keys{};  // disjoint, ascending position
   Mask mask{};
 };
 
-/// What a call computes. Buffer and row alone say where a number lies. Therefore a field that a
+/// The work of one call. Buffer and row alone say where a number lies. Therefore a field that a
 /// pass writes (o, lse; dq, dk, dv) must share no memory with another field of any buffer. Two
 /// tasks then write to the same place only if they name the same rows of the same buffer. Fields
 /// that are only read may share memory. A partial result, for example, is written through a query

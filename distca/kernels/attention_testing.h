@@ -97,7 +97,8 @@ struct Case {
       return gap.contains({position, position + 1});
     });
   }
-  /// Whether the query at position i may see the key at position j and a range holds it.
+  /// Returns true if the query at position i may see the key at position j and a range holds that
+  /// key.
   bool sees(int64_t i, int64_t j) const { return has_key(j) && testing::sees(mask, i, j); }
 };
 
@@ -223,7 +224,7 @@ class WholeMatrix {
     return j * c_.shape.num_kv_heads + row % c_.shape.num_heads / group;
   }
 
-  /// Of the row's keys; sets LSE. 0 where the mask hides.
+  /// Returns the probabilities of a row's keys, 0 where the mask hides a key. Sets the row's LSE.
   std::vector<double> probabilities(int64_t row) {
     const int64_t d = c_.shape.head_dim_qk;
     std::vector<double> s(c_.k_tokens, kNoKey);
@@ -246,7 +247,7 @@ class WholeMatrix {
     return s;
   }
 
-  /// Of the capped score by the score.
+  /// Returns the derivative of the capped score by the score.
   double cap_slope(int64_t row, int64_t j) const {
     if (c_.shape.softcap == 0) return 1;
     const int64_t d = c_.shape.head_dim_qk;
@@ -299,9 +300,10 @@ constexpr double unit_roundoff(ScalarType type) {
 struct Arithmetic {
   ScalarType sums = ScalarType::kFloat64;   // scores, exponentials, sums
   ScalarType store = ScalarType::kFloat64;  // probabilities, their gradients, results in memory
-  int64_t store_roundings = 1;              // of one result in the store type
-  int64_t gradient_roundings = 3;  // of one factor of a gradient's terms: dP - delta, delta, dS
-  double exponential = 0;          // a probability's relative error beyond the sums' roundings
+  int64_t store_roundings = 1;              // roundings of one result in the store type
+  /// Roundings of one factor of a gradient's terms: dP - delta, delta, dS.
+  int64_t gradient_roundings = 3;
+  double exponential = 0;  // a probability's relative error beyond the sums' roundings
 };
 
 /// Relative errors (to Expected::magnitude) that the worst order of roundings cannot exceed.
@@ -381,7 +383,8 @@ inline void row_delta(const RowShape& shape, ScalarType type, const Rows& d_o, c
   }
 }
 
-/// What backward is given: the whole rows' LSE and delta, rounded to their type.
+/// Sets the inputs of backward, which are the whole rows' LSE and delta, rounded to their type.
+/// Sets the gradients to 0.
 inline void set_backward_inputs(Document& doc, const WholeMatrix& whole) {
   size_t i = 0, j = 0;
   doc.lse.fill([&] { return whole.lse.value[i++]; });

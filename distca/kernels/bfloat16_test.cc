@@ -28,7 +28,7 @@ TEST(BFloat16Test, ties_go_to_even) {
 }
 
 TEST(BFloat16Test, a_double_is_rounded_once) {
-  // As float32 both are the tie 1 + 2^-8, which would go down to 1.
+  // In float32, each is a tie: 1 + 2^-8 would go to 1, and 1 + 3 x 2^-8 to 1 + 2^-6.
   EXPECT_EQ(to_bfloat16(1.0 + 0x1p-8 + 0x1p-40).bits, 0x3F81);
   EXPECT_EQ(to_bfloat16(1.0 + 0x3p-8 - 0x1p-40).bits, 0x3F81);
   EXPECT_EQ(to_bfloat16(-1.0 - 0x1p-8 - 0x1p-40).bits, 0xBF81);

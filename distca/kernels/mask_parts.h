@@ -15,7 +15,7 @@ namespace distca::kernels {
 /// The keys of `keys` that the query at position `query` sees.
 Range visible_keys(const Mask& mask, int64_t query, const Range& keys);
 
-/// What the mask is inside a part.
+/// The shape of the mask inside a part.
 enum class MaskPartKind {
   kFull,     // every query sees every key
   kCausal,   // there are as many queries as keys, and query number i sees keys number 0..i

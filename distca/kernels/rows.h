@@ -15,7 +15,7 @@ constexpr ScalarType accumulator_type(ScalarType type) {
   return type == ScalarType::kFloat64 ? ScalarType::kFloat64 : ScalarType::kFloat32;
 }
 
-/// The same rows, counted from `token` and `head` on.
+/// Returns `rows` counted from `token` and `head` on.
 inline Rows shifted(Rows rows, ScalarType type, int64_t token, int64_t head) {
   rows.data = static_cast<std::byte*>(rows.data) +
               (token * rows.token_stride + head * rows.head_stride) * element_bytes(type);

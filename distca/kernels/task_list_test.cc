@@ -63,7 +63,7 @@ struct Sample {
   }
 };
 
-/// What is said of the sample after `change`; "" if nothing.
+/// Returns the complaint about the sample after `change`, or "" if there is none.
 std::string complaint(const std::function<void(Sample&)>& change, bool backward) {
   Sample sample;
   change(sample);

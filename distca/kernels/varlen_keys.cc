@@ -80,7 +80,8 @@ struct Gathered {
   std::vector<KeyRange> ranges;
 };
 
-/// Whether one range goes on where the other does, or would.
+/// Returns true if both ranges have a position in the same row of the same buffer, so that one can
+/// go on where the other ends.
 bool in_line(const KeyRange& a, const KeyRange& b) {
   return a.buffer == b.buffer && a.row - a.position == b.row - b.position;
 }

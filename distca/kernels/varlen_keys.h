@@ -16,12 +16,12 @@ struct VarlenPart {
   size_t task = 0;             // index in the list
   Range queries;               // positions in the document
   Range keys;                  // positions in the document
-  bool right_limited = false;  // as VarlenLaunch::right_limited
-  int64_t window_left = -1;    // tokens before the aligned key; -1: unlimited
+  bool right_limited = false;  // value of VarlenLaunch::right_limited
+  int64_t window_left = -1;    // tokens before the aligned key. -1 means no limit.
   int64_t first_key = 0;       // position of the task's first key, whether it is seen or not
   // place_keys sets what follows.
-  int64_t buffer = 0;  // as VarlenLaunch::buffer
-  int64_t row = 0;     // of keys.begin in the buffer
+  int64_t buffer = 0;  // value of VarlenLaunch::buffer
+  int64_t row = 0;     // row of keys.begin in the buffer
   /// Parts of the same region may share a launch. A region has the number of its first part.
   size_t region = 0;
 };

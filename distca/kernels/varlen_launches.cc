@@ -16,7 +16,7 @@ constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
 
 // --- forward -------------------------------------------------------------------------------------
 
-/// What parts of one launch have in common, but for the class of their lengths.
+/// The properties that parts of one launch have in common, except the class of their lengths.
 auto launch_kind(const VarlenPart& part) {
   return std::tuple(part.region, !part.right_limited, part.window_left);
 }
@@ -76,7 +76,7 @@ void for_kinds(std::vector<VarlenPart>& parts, const Kind& kind, Body body) {
 /// Parts that one sequence computes, their queries one after another.
 struct Sequence {
   std::vector<QueryPiece> pieces;
-  VarlenPart whole;  // of the last part's task, with the keys of all
+  VarlenPart whole;  // the last part, with the keys of all parts
   int64_t query_rows = 0;
 };
 
@@ -147,8 +147,9 @@ VarlenLaunch backward_launch(const TaskList& list, std::span<const Sequence* con
   return launch;
 }
 
-/// As few launches of one class of lengths as the keys' overlaps allow: in ascending order of their
-/// keys, each sequence goes into the first launch whose keys end before its own begin.
+/// Divides sequences of one class of lengths into as few launches as their keys' overlaps allow: in
+/// ascending order of their keys, each sequence goes into the first launch whose keys end before
+/// its own begin.
 std::vector<std::vector<const Sequence*>> disjoint(std::vector<const Sequence*> order) {
   std::ranges::stable_sort(order, {}, [](const Sequence* one) { return one->whole.row; });
   std::vector<std::vector<const Sequence*>> launches;

@@ -49,10 +49,10 @@ namespace distca::kernels {
 /// z), which has 16 bits.
 inline constexpr int64_t kMostSequences = 65535;
 
-/// What divides sequences that could share a launch.
+/// Limits that divide sequences that could share a launch.
 struct LaunchLimits {
-  int64_t sequences = kMostSequences;  // of a launch
-  int64_t short_rows = 512;            // of a sequence of the first class of lengths
+  int64_t sequences = kMostSequences;  // the most sequences of a launch
+  int64_t short_rows = 512;            // the most rows of a sequence of the first class of lengths
   /// The most rows of padding of a backward launch that has fewer queries than this.
   int64_t padding_rows = 65536;
 };
@@ -64,13 +64,14 @@ int length_class(int64_t rows, const LaunchLimits& limits = {});
 
 /// Bytes that an operator loads at once.
 inline constexpr int64_t kVarlenAlignment = 16;
-/// Whether an operator can read these rows where they lie.
+/// Returns true if an operator can read these rows where they lie.
 bool loads_aligned(const Rows& rows, ScalarType type);
-/// [key buffer] Whether it can read K and V there. The launches of a list depend on its tasks and
+/// [key buffer] True if it can read K and V there. The launches of a list depend on its tasks and
 /// on this, and on no other address.
 std::vector<bool> aligned_keys(ScalarType type, const TaskList& list);
 
-/// Whether the positions of the ranges follow one another without a gap, as a launch needs them.
+/// Returns true if the positions of the ranges follow one another without a gap, as a launch needs
+/// them.
 bool keys_are_consecutive(std::span<const KeyRange> keys);
 
 /// Keys of the list, and the rows [row, row + keys.tokens) in which a launch has them.
@@ -95,13 +96,13 @@ struct VarlenLaunch {
   /// The rows of the buffer that the operator is given. Starts count from key_rows.begin.
   Range key_rows;
   bool right_limited = false;         // see "mask" above
-  int64_t window_left = -1;           // tokens; -1: unlimited
+  int64_t window_left = -1;           // tokens. -1 means no limit.
   std::vector<QueryPiece> pieces{};   // the rows of Q, one piece after another
   std::vector<int32_t> cu_seqlens_q;  // [sequences + 1]
   std::vector<int32_t> key_starts;    // [sequences + 1]; in backward cu_seqlens_k
   std::vector<int32_t> keys_used;     // [sequences]
-  int64_t max_queries = 0;            // of the longest sequence
-  /// What the operator is told: at least the keys of the longest sequence.
+  int64_t max_queries = 0;            // queries of the longest sequence
+  /// The number of keys that the operator is given: at least those of the longest sequence.
   int64_t max_keys = 0;
   /// Backward: where dK and dV are added; rows count from key_rows.begin.
   std::vector<PlacedKeys> gradients{};
@@ -125,8 +126,8 @@ struct VarlenPlan {
 VarlenPlan plan_forward_launches(ScalarType type, const TaskList& list,
                                  const LaunchLimits& limits = {});
 
-/// The same for backward; a sequence's class is that of its keys, or of its queries if they are
-/// more. Neighbouring shards of a document, where the queries of one end and those of the other
+/// Plans the backward likewise. A sequence's class is that of its keys, or of its queries if they
+/// are more. Neighbouring shards of a document, where the queries of one end and those of the other
 /// begin, become one sequence. Keys of a launch that no sequence reads become sequences without
 /// queries.
 VarlenPlan plan_backward_launches(ScalarType type, const TaskList& list,

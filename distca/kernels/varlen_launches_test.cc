@@ -137,7 +137,7 @@ TEST(VarlenLaunches, backward_keys_that_no_sequence_reads_are_a_sequence_without
   add_keys(world.add_task({0, 50}), 0, 50, 0, 20);   // document 2: rows 20 to 70
   add_keys(world.add_task({90, 99}), 0, 50, 0, 20);  // ... seen whole: another mask
   add_keys(world.add_task({0, 30}), 0, 30, 0, 70);   // document 3: rows 70 to 100
-  add_keys(world.add_task({85, 95}), 10, 15, 0, 5);  // of document 1, seen whole
+  add_keys(world.add_task({85, 95}), 10, 15, 0, 5);  // keys of document 1, seen whole
   const VarlenPlan plan = world.backward_plan();
   ASSERT_EQ(plan.launches.size(), 2u);
   EXPECT_TRUE(plan.launches[0].right_limited);

@@ -143,7 +143,7 @@ inline void copy_rows(const Rows& from, const Rows& to, int64_t tokens, int64_t 
   }
 }
 
-/// What the operator does, on packed rows.
+/// Plays the launches of a plan as the operator does, on packed rows.
 class Player {
  public:
   Player(World& world, const VarlenPlan& plan, bool backward)
@@ -269,7 +269,7 @@ class Player {
                               .d_o = d_o.rows(),
                               .delta = delta.rows(),
                               .dq = dq.rows()};
-    KeyBuffer rows = keys_of(launch);  // those of the launch
+    KeyBuffer rows = keys_of(launch);  // the launch's keys
     rows = {.tokens = launch.key_rows.size(),
             .k = shifted(rows.k, kType, launch.key_rows.begin, 0),
             .v = shifted(rows.v, kType, launch.key_rows.begin, 0),
@@ -309,7 +309,7 @@ inline void expect_equal(const std::vector<double>& actual, const std::vector<do
   }
 }
 
-/// Whether no key is gathered twice.
+/// Returns true if no key is gathered twice.
 inline bool copies_once(const VarlenPlan& plan) {
   std::set<std::pair<int64_t, int64_t>> seen;  // (buffer, row)
   for (const PlacedKeys& placed : plan.gathered) {

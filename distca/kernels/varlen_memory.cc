@@ -17,13 +17,14 @@ struct RowMemory {
         kv(shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v) * element_bytes(type)),
         number(shape.num_heads * wide) {}
 
-  int64_t wide;    // of a number that sums
+  int64_t wide;    // a number that sums
   int64_t q, o;    // Q or dQ, O or dO
   int64_t kv;      // K and V, or dK and dV
   int64_t number;  // LSE or delta
 };
 
-/// Whether the queries of a launch follow one another in one buffer, so that none is packed.
+/// Returns true if the queries of a launch follow one another in one buffer, so that none is
+/// packed.
 bool queries_adjoin(const TaskList& list, const VarlenLaunch& launch) {
   int64_t buffer = -1, next = 0;
   for (const QueryPiece& piece : launch.pieces) {
@@ -61,7 +62,7 @@ FlashCall call_of(const VarlenLaunch& launch) {
 int64_t gradients_memory(const RowMemory& row, ScalarType type, const VarlenLaunch& launch,
                          bool adjoin) {
   const FlashCall call = call_of(launch);
-  const int64_t times = row.wide / element_bytes(type);  // as many bytes in the type of sums
+  const int64_t times = row.wide / element_bytes(type);  // factor to bytes in the type of sums
   int64_t bytes = call.query_rows * row.q + call.key_rows * row.kv;
   if (!adjoin) bytes += call.query_rows * row.q * times;
   if (launch.gradients.size() > 1) bytes += call.key_rows * row.kv * times;

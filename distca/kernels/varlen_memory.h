@@ -17,17 +17,17 @@
 
 namespace distca::kernels {
 
-/// What decides how much the operators allocate.
+/// The properties of a device that decide how much the operators allocate.
 struct FlashDevice {
-  int64_t multiprocessors = 132;  // of the device; 132: an H100 or H200
+  int64_t multiprocessors = 132;  // an H100 or H200 has 132
   bool deterministic = false;     // at::globalContext().deterministicAlgorithms()
 };
 
 /// One call of the operator.
 struct FlashCall {
   int64_t sequences = 1;   // with those that have no queries
-  int64_t query_rows = 0;  // of all sequences
-  int64_t key_rows = 0;    // that the operator is given
+  int64_t query_rows = 0;  // rows of Q of all sequences
+  int64_t key_rows = 0;    // rows of K that the operator is given
 };
 
 /// Bytes that one call of _flash_attention_backward has allocated at its end, dQ, dK and dV among
@@ -37,9 +37,10 @@ struct FlashCall {
 int64_t flash_backward_call_memory(const Shape& shape, ScalarType type, const FlashCall& call,
                                    const FlashDevice& device);
 
-/// The same in fp32, where each sequence is a call: dQ, dK and dV of all, and the most that a call
-/// makes. Counts: O, dQ, and what the operator multiplies for delta; dK and dV of every query head,
-/// and their sums.
+/// Bytes that a launch takes in fp32, where each sequence is a call of
+/// _efficient_attention_backward: dQ, dK and dV of all sequences, and the most that a call makes.
+/// Counts: O, dQ, and what the operator multiplies for delta; dK and dV of every query head, and
+/// their sums.
 int64_t efficient_backward_memory(const Shape& shape, const VarlenLaunch& launch);
 
 /// The most bytes at a time in the forward or the backward of a list, whose keys are read in place

@@ -29,7 +29,7 @@ inline constexpr const char* kWeightsIndex = "model.safetensors.index.json";
 /// Throws Error(kConfig) in one line that names the file and the key.
 LlamaConfig read_hugging_face_config(const std::filesystem::path& folder,
                                      std::vector<std::string>* notes = nullptr);
-/// The same of what such a file holds; `file` is its name, for errors.
+/// Reads the contents of such a file likewise; `file` is its name, for errors.
 LlamaConfig parse_hugging_face_config(const Json& json, const std::string& file,
                                       std::vector<std::string>* notes = nullptr);
 /// Such a file, whose model is `model`, in the one spelling of RoPE that every version of

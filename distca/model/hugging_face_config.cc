@@ -113,7 +113,7 @@ constexpr std::array<std::string_view, 68> kNoMatter = {"dtype",
 
 /// Keys that may have this value alone, or be null.
 struct Only {
-  std::string_view key, value;  // as JSON writes it
+  std::string_view key, value;  // the value is JSON text
 };
 constexpr std::array<Only, 18> kOnly = {{{"hidden_act", "\"silu\""},
                                          {"attention_bias", "false"},
@@ -134,7 +134,7 @@ constexpr std::array<Only, 18> kOnly = {{{"hidden_act", "\"silu\""},
                                          {"cross_attention_hidden_size", "null"},
                                          {"chunk_size_feed_forward", "0"}}};
 
-/// Of one config.json.
+/// The reader of one config.json.
 struct Reader {
   const Json& json;
   const std::string file;
@@ -196,7 +196,7 @@ ModelType Reader::family(bool* has_window) const {
   return found->type;
 }
 
-/// [layer] Whether it has the window of so many tokens; 0: there is none.
+/// [layer] True if the layer has the window of `tokens` tokens. 0 means that there is no window.
 std::vector<bool> Reader::sliding_layers(int64_t tokens, bool is_qwen, int64_t layers) const {
   std::vector<bool> slides(layers, tokens > 0);
   if (has("layer_types")) {
@@ -294,7 +294,7 @@ LlamaConfig Reader::model() const {
 
 LlamaConfig read_hugging_face_config(const fs::path& folder, std::vector<std::string>* notes) {
   const fs::path file = folder / "config.json";
-  std::error_code ignored;  // what cannot be looked at cannot be read either, which says why
+  std::error_code ignored;  // a file that cannot be looked at counts as missing
   DISTCA_THROW_IF(!fs::exists(file, ignored), ErrorKind::kConfig,
                   "{}: no folder of a model: it has no config.json; weights are not downloaded",
                   folder.string());

@@ -29,7 +29,7 @@ std::vector<StoredTensor> tensors_of(const LlamaConfig& model) {
   return tensors;
 }
 
-/// What opening the folder says.
+/// Returns the error of opening the folder, or "" if there is none.
 std::string fault(const std::filesystem::path& folder, const LlamaConfig& model) {
   try {
     HuggingFaceWeights(folder, model);

@@ -117,7 +117,7 @@ StoredTensor as_type(const StoredTensor& given, WeightsType type) {
 
 std::vector<Range> shards_of(const std::vector<StoredTensor>& tensors, int64_t most_bytes) {
   std::vector<Range> shards = {{0, 0}};
-  int64_t bytes = 0;  // of the last one
+  int64_t bytes = 0;  // bytes of the last shard
   for (const StoredTensor& tensor : tensors) {
     if (most_bytes > 0 && bytes > 0 && bytes + tensor.bytes() > most_bytes) {
       shards.push_back({shards.back().end, shards.back().end});

@@ -1,6 +1,6 @@
 #pragma once
 // Writes a model as a folder of Hugging Face: config.json, the weights as model.safetensors or as
-// shards with model.safetensors.index.json, and small files beside them.
+// shards with model.safetensors.index.json, and small files next to them.
 //
 //     const HuggingFaceWriter writer("exported", tensors, {.type = WeightsType::kBFloat16});
 //     writer.write({.config = config_json}, [&](size_t tensor, std::span<std::byte> bytes) {
@@ -32,7 +32,8 @@ enum class WeightsType : uint8_t { kAsGiven, kFloat32, kBFloat16, kFloat16 };
 /// How weights lie in files.
 struct WeightsLayout {
   WeightsType type = WeightsType::kAsGiven;
-  /// The most bytes of the tensors of a file; a larger tensor has a file of its own. 0: one file.
+  /// The most bytes of the tensors of a file; a larger tensor has a file of its own. 0 means that
+  /// one file has all tensors.
   int64_t max_shard_bytes = 0;
 };
 
@@ -43,7 +44,7 @@ class HuggingFaceWriter {
   HuggingFaceWriter(std::filesystem::path folder, std::vector<StoredTensor> tensors,
                     const WeightsLayout& layout);
 
-  /// Of the weights: the one file of tensors, or the index of several.
+  /// The path of the weights: the one file of tensors, or the index of several.
   std::filesystem::path weights() const;
   size_t num_shards() const { return shards_.size(); }
   /// The type of the weights that are written, such as "bfloat16".
@@ -54,7 +55,7 @@ class HuggingFaceWriter {
 
   struct Contents {
     Json config;                                     // config.json; its number type is replaced
-    SafetensorsMetadata metadata;                    // of each file of tensors
+    SafetensorsMetadata metadata;                    // metadata of each file of tensors
     std::map<std::string, std::string> beside = {};  // other files by name
   };
   /// Fills `bytes` with tensor number `tensor`, in the type that was given.
@@ -76,8 +77,8 @@ class HuggingFaceWriter {
   std::vector<std::filesystem::path> older_weights() const;
 
   std::filesystem::path folder_;
-  std::vector<StoredTensor> given_, stored_;  // what is read, and what is written
-  std::vector<Range> shards_;                 // of the tensors
+  std::vector<StoredTensor> given_, stored_;  // tensors as they are read, and as they are written
+  std::vector<Range> shards_;                 // the tensors of each file
 };
 
 }  // namespace distca

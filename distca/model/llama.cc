@@ -24,7 +24,7 @@ namespace {
 struct LayerWeights {
   at::Tensor input_norm;           // [C]
   at::Tensor q, k, v;              // [H * D, C], [G * D, C], [G * D, C]
-  std::vector<at::Tensor> biases;  // of q, k, v; Qwen2 alone
+  std::vector<at::Tensor> biases;  // [H * D], [G * D], [G * D] of q, k, v; Qwen2 alone
   at::Tensor q_norm, k_norm;       // [D]; Qwen3 alone
   at::Tensor o;                    // [C, H * D]
   at::Tensor post_norm;            // [C]
@@ -46,10 +46,10 @@ struct Llama::Occurrences {
 struct Llama::State {
   LlamaConfig config;
   Stage stage;
-  at::ScalarType compute;  // of the phases
-  at::ScalarType master;   // of the parameters
+  at::ScalarType compute;  // type in which phases compute
+  at::ScalarType master;   // type of the masters
   at::Device device;
-  std::vector<LayerWeights> layers;  // of the stage
+  std::vector<LayerWeights> layers;  // layers of the stage
   at::Tensor embedding;              // [V, C]: the parameter; only on the first stage
   at::Tensor final_norm;             // [C]; this and the head only on the last stage
   at::Tensor head;                   // [V, C]
@@ -61,9 +61,9 @@ struct Llama::State {
     int layer;
   };
   std::vector<Copy> copies;
-  at::Tensor storage;      // of all parameters
+  at::Tensor storage;      // memory of all parameters
   at::Tensor frequencies;  // [D / 2] fp64, of RoPE: radians a position
-  double rope_factor = 1;  // of its cosines and sines
+  double rope_factor = 1;  // factor of its cosines and sines
 
   State(const LlamaConfig& config_in, const Stage& stage_in, int cuda_device)
       : config(config_in),
@@ -77,7 +77,7 @@ struct Llama::State {
                  stage.index);
     return layers[index - stage.layers.begin];
   }
-  /// What phases compute with in place of a parameter. Norms have the parameters' type.
+  /// Returns the tensor that phases use in place of a parameter. Norms keep the parameters' type.
   at::Tensor used(const at::Tensor& parameter, int layer) {
     if (compute == master || parameter.dim() == 1) return parameter;
     const at::NoGradGuard no_grad;

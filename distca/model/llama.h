@@ -35,7 +35,7 @@ class Tensor;
 
 namespace distca {
 
-/// Who keeps the weights in full precision.
+/// The place where the weights are kept in full precision.
 enum class Masters : uint8_t {
   kHere,       // the parameters are the masters
   kElsewhere,  // matrices are in `dtype` and norms in the masters' type
@@ -54,9 +54,9 @@ class Llama {
   /// Draws the initial weights from the seed. `cuda_device` is -1 for the CPU.
   Llama(const LlamaConfig& config, uint64_t seed, int cuda_device,
         Masters masters = Masters::kHere);
-  /// Of a stage of a pipeline: it has the phases of its own layers, which keep their numbers in the
-  /// model, embed() on the first stage, and logits() and chunk_losses() on the last. `config` is
-  /// the whole model's.
+  /// Makes a stage of a pipeline. It has the phases of its own layers, which keep their numbers in
+  /// the model, embed() on the first stage, and logits() and chunk_losses() on the last. `config`
+  /// is the whole model's.
   Llama(const LlamaConfig& config, const Stage& stage, uint64_t seed, int cuda_device,
         Masters masters = Masters::kHere);
   ~Llama();
@@ -68,7 +68,7 @@ class Llama {
   struct Rope;
   /// `positions` [T] int64 are those in the document.
   std::shared_ptr<const Rope> rope(const at::Tensor& positions) const;
-  /// Those of `count` of the positions, from `begin` on.
+  /// Cosines and sines of `count` of the positions, from `begin` on.
   std::shared_ptr<const Rope> part_of(const Rope& rope, int64_t begin, int64_t count) const;
 
   /// To be called once the parameters have changed, before the phases: their copies in the compute
@@ -82,8 +82,8 @@ class Llama {
 
   /// ids [T] int64 -> x [T, C]. It records no graph; d_x [T, C] is the gradient by its result.
   at::Tensor embed(const at::Tensor& ids) const;
-  /// Which tokens occur among some ids, and where each stands. It is made of host numbers, so that
-  /// backward need not ask a device how many there are.
+  /// The distinct tokens among some ids, and the place of each id among them. It is made of host
+  /// numbers, so that backward need not ask a device how many there are.
   struct Occurrences;
   std::shared_ptr<const Occurrences> occurrences(std::span<const int64_t> ids) const;
   void embed_backward(const Occurrences& ids, const at::Tensor& d_x) const;
@@ -105,8 +105,8 @@ class Llama {
                           double scale = 1, at::Tensor* d_x = nullptr,
                           at::Tensor* losses = nullptr) const;
 
-  /// What the weights are, and the weights in the same order. The tensors share memory with the
-  /// model.
+  /// The lines of the weight table, and the weights in the same order. The tensors share memory
+  /// with the model.
   const std::vector<Weight>& weights() const;
   const std::vector<at::Tensor>& parameters() const;
   /// [bytes] All parameters, at the places of parameter_offsets().

@@ -16,7 +16,7 @@
 
 namespace distca {
 
-/// Which of Hugging Face's families a model belongs to.
+/// The family of Hugging Face's models that a model belongs to.
 enum class ModelType : uint8_t {
   kLlama,  // with a window, Mistral; with windows that differ by layer, Ministral
   kQwen2,  // Llama with a bias behind the products that make Q, K and V
@@ -37,13 +37,13 @@ struct LlamaConfig {
   double rms_norm_eps = 1e-5;
   double initializer_range = 0.02;          // standard deviation of the initial weights
   bool tie_word_embeddings = false;         // the head uses the embedding's weights
-  int64_t sliding_window = 0;               // tokens that each query sees, itself included; 0: all
-  ScalarType dtype = ScalarType::kFloat32;  // of activations and matrix products
+  int64_t sliding_window = 0;               // tokens a query sees, itself included. 0 means all.
+  ScalarType dtype = ScalarType::kFloat32;  // type of activations and matrix products
   ModelType model_type = ModelType::kLlama;
-  std::string rope_parameters;          // how RoPE is stretched (rope_scaling.h); "": it is not
-  int64_t max_position_embeddings = 0;  // tokens; only written to config.json; 0: not known
+  std::string rope_parameters;          // how RoPE is stretched (rope_scaling.h). "" means not.
+  int64_t max_position_embeddings = 0;  // tokens; no phase reads it. 0 means unknown.
   /// "full_attention" (all keys) or "sliding_attention" (sliding_window) for each layer, with
-  /// commas between them. "": sliding_window is that of all layers.
+  /// commas between them. "" means that sliding_window is that of all layers.
   std::string layer_types;
 
   static constexpr int64_t kMostLayers = 1 << 14;
@@ -84,7 +84,8 @@ struct LlamaConfig {
   Json to_hugging_face(int64_t tokens) const;
   /// "", or a line that says which versions of transformers read that file as another model.
   std::string read_otherwise() const;
-  /// Positions that the model is made for; 0: not known. Yarn stretches max_position_embeddings.
+  /// The number of positions that the model is made for. 0 means that it is not known. Yarn
+  /// stretches max_position_embeddings.
   int64_t num_positions() const;
 };
 

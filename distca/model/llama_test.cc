@@ -273,7 +273,7 @@ TEST(llama, nano_batches_share_one_copy_of_the_weights_in_the_compute_type) {
     EXPECT_EQ(Llama(config, 1, -1).copy_bytes(), 0);
     config.dtype = ScalarType::kBFloat16;
     const Llama model(config, 1, -1);
-    // Of an embedding that is no head, only rows are read.
+    // An embedding that is no head has no copy, because only rows of it are read.
     int64_t matrices = tied ? 0 : -model.weights()[0].numel();
     for (const Weight& weight : model.weights())
       matrices += weight.is_matrix() ? weight.numel() : 0;
@@ -282,7 +282,7 @@ TEST(llama, nano_batches_share_one_copy_of_the_weights_in_the_compute_type) {
 
     // Two nano-batches under way: their gradients are added one after the other, in fp32.
     at::manual_seed(1);
-    // Small beside what the layer adds: the sum is to be another bf16 number.
+    // x is small compared with what the layer adds, so that the sum is another bf16 number.
     const at::Tensor x = at::randn({5, 16}).mul_(1e-3).to(at::kBFloat16), other = x * 2;
     const at::Tensor d_y = at::ones({5, 16}, at::kBFloat16);
     const at::Tensor o = at::zeros({5, 4, 8}, at::kBFloat16);

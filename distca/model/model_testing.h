@@ -1,5 +1,5 @@
 #pragma once
-// What tests of the model share. Include <ATen/ATen.h> before this header.
+// Functions that tests of the model share. Include <ATen/ATen.h> before this header.
 
 namespace distca {
 

@@ -40,7 +40,8 @@ int64_t blocks_of(const at::Tensor& rows) {
   return ceil_div(rows.size(0), std::max<int64_t>(1, kBlockElements / of_row));
 }
 
-/// Of all rows the tensor itself: a device's host calls an operator less.
+/// Returns some rows. For all rows, that is the tensor itself, so that a device's host calls an
+/// operator less.
 at::Tensor part_of(const at::Tensor& rows, int64_t begin, int64_t count) {
   return count == rows.size(0) ? rows : rows.narrow(0, begin, count);
 }

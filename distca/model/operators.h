@@ -18,10 +18,11 @@ class Tensor;
 
 namespace distca {
 
-/// What stands in memory between an operator's forward and backward, beside its inputs.
+/// The data that stays in memory between an operator's forward and backward, in addition to its
+/// inputs.
 enum class Keep : unsigned char {
-  kProducts,  // what its matrix product reads
-  kInputs,    // nothing: backward computes that again
+  kProducts,  // the rows that its matrix product reads
+  kInputs,    // nothing: backward computes those rows again
 };
 
 /// x [T, C] -> rms_norm(x) * weight, times each of one to three matrices [n, C]: [T, n] each. The

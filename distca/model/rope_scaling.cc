@@ -18,7 +18,7 @@ constexpr std::array<std::pair<const char*, Type>, 4> kTypes = {{{"default", Typ
                                                                  {"llama3", Type::kLlama3},
                                                                  {"yarn", Type::kYarn}}};
 constexpr int64_t kMostTokens = int64_t{1} << 40;
-constexpr double kMost = 1e9;  // of a factor or a number of rotations
+constexpr double kMost = 1e9;  // the largest factor or number of rotations
 
 /// Fields of yarn that others write and that transformers does not read.
 constexpr std::array<std::string_view, 3> kIgnoredByYarn = {"attn_factor", "extrapolation_factor",
@@ -61,10 +61,10 @@ double positive(const JsonField& field, const char* key) {
   return value;
 }
 
-/// Whether yarn reads a number there: transformers takes 0 for one that is not given.
+/// Returns true if yarn reads a number there. transformers takes 0 for one that is not given.
 bool is_given(const Json& json, const char* key) { return has(json, key) && json[key] != 0; }
 
-/// What yarn multiplies cosines and sines with where nobody says it.
+/// The factor by which yarn multiplies cosines and sines where attention_factor is not given.
 double yarn_attention(double factor, double scale) {
   return factor <= 1 ? 1 : 0.1 * scale * std::log(factor) + 1;
 }
@@ -124,7 +124,7 @@ void apply_yarn(const RopeScaling& s, std::span<double> frequencies, double thet
   }
   low = std::max(low, 0.0);
   high = std::min(high, dim - 1);
-  if (low == high) high += 0.001;  // as transformers has it
+  if (low == high) high += 0.001;  // the amount that transformers adds
   for (size_t i = 0; i < frequencies.size(); ++i) {
     const double stretched = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
     frequencies[i] *= stretched / s.factor + (1 - stretched);

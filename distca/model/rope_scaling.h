@@ -4,8 +4,9 @@
 // numbers. Frequencies are those of transformers, computed in double. Any thread may call these
 // functions.
 //
-//     const RopeScaling scaling = parse_rope_scaling(R"({"rope_type": "linear", "factor": 2})",
-//     ""); const double attention_factor = scaling.apply(frequencies, theta);
+//     const std::string text = R"({"rope_type": "linear", "factor": 2})";
+//     const RopeScaling scaling = parse_rope_scaling(text, "");
+//     const double attention_factor = scaling.apply(frequencies, theta);
 
 #include <cstdint>
 #include <optional>
@@ -30,7 +31,7 @@ struct RopeScaling {
   /// Stretches frequencies [head_dim / 2] (radians a position), which are those of `theta`. Returns
   /// what cosines and sines are multiplied with.
   double apply(std::span<double> frequencies, double theta) const;
-  /// The same for all spellings of the same scaling; "" for the default.
+  /// One text for all spellings of the same scaling; it is "" for the default.
   std::string text() const;
   /// `rope_scaling` of a config.json in which every version of transformers reads this scaling;
   /// null for the default. That of yarn does not say original_max_position_embeddings, from which

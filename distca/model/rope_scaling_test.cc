@@ -18,7 +18,7 @@ std::vector<double> plain(int half, double theta) {
   return frequencies;
 }
 
-/// What `text` makes of each frequency of 8 pairs and theta 10,000, as a factor.
+/// Returns the factors by which `text` changes the frequencies of 8 pairs and theta 10,000.
 std::vector<double> factors(const std::string& text, double* attention = nullptr) {
   std::vector<double> frequencies = plain(8, 10000);
   const double of_tables = parse_rope_scaling(text, "here").apply(frequencies, 10000);

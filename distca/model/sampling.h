@@ -1,5 +1,5 @@
 #pragma once
-// Which token follows: drawn from a model's logits. It needs no PyTorch.
+// Draws the next token from a model's logits. It needs no PyTorch.
 //
 //     Sampler sampler({.temperature = 0.8, .top_p = 0.9}, /*seed=*/1);
 //     const int64_t id = sampler.next(logits);
@@ -17,9 +17,9 @@ namespace distca {
 /// How a token is drawn, with the names and the order of transformers: temperature, then top_k,
 /// then top_p.
 struct Sampling {
-  double temperature = 1;  // logits are divided by it; 0: the most likely token, always
-  int64_t top_k = 0;       // only the so many most likely tokens; 0: all
-  double top_p = 1;        // of these, only the fewest whose probabilities sum up to this share
+  double temperature = 1;  // logits are divided by it. 0 means the most likely token, always.
+  int64_t top_k = 0;       // only so many of the most likely tokens. 0 means all.
+  double top_p = 1;        // only the fewest of these whose probabilities sum up to this share
 };
 
 class Sampler {
@@ -35,7 +35,7 @@ class Sampler {
   Sampling sampling_;
   Random random_;
   std::vector<int64_t> order_;   // ids that may be drawn, most likely first where some may not
-  std::vector<double> weights_;  // of order_: probabilities but for a factor
+  std::vector<double> weights_;  // probabilities of order_, except for a factor
 };
 
 }  // namespace distca

@@ -17,7 +17,7 @@ int64_t Weight::numel() const { return is_matrix() ? shape[0] * shape[1] : shape
 
 namespace {
 
-/// What the pre-attention of a layer has beside Llama's weights.
+/// Adds the weights that the pre-attention of a layer has in addition to Llama's.
 void add_of_family(const LlamaConfig& config, int layer, std::vector<Weight>* table) {
   const auto add = [&](const char* name, int64_t size, SplitAxis split, bool is_bias) {
     table->push_back({fmt::format("model.layers.{}.self_attn.{}", layer, name),

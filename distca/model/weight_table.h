@@ -28,26 +28,26 @@ enum class SplitAxis : uint8_t {
 /// The phase of a model that computes with a weight (llama.h).
 enum class WeightPhase : uint8_t { kEmbed, kPreAttention, kPostAttention, kLoss };
 
-/// Which layer a weight belongs to, if it is none of the numbered ones.
+/// The layer of a weight that belongs to none of the numbered ones.
 inline constexpr int kBeforeLayers = -1;  // the embedding
 inline constexpr int kAfterLayers = -2;   // the last norm and the head
 
 struct Weight {
   std::string name;            // Hugging Face's
-  std::vector<int64_t> shape;  // of the full tensor: [out, in] of a matrix, else [features]
+  std::vector<int64_t> shape;  // the full tensor's: [out, in] of a matrix, else [features]
   SplitAxis split = SplitAxis::kNone;
   int layer = kBeforeLayers;                // from 0, or one of the two above
   WeightPhase phase = WeightPhase::kEmbed;  // a tied embedding of one stage is used by kLoss, too
-  double initial_std = 0;  // of a matrix's initial normal values; norms begin as ones
+  double initial_std = 0;  // std of a matrix's initial normal values; norms begin as ones
   bool is_bias = false;    // begins as zeros
-  /// Whether the first and the last stage of a pipeline both hold it: a tied embedding. They sum
+  /// True if the first and the last stage of a pipeline both hold it: a tied embedding. They sum
   /// its gradient together and update it to the same bits, so the first stage's is the one to save.
   bool is_tied = false;
 
   bool is_matrix() const { return shape.size() == 2; }
-  /// Whether AdamW lets it decay. Norms and biases do not.
+  /// Returns true if AdamW lets it decay. Norms and biases do not.
   bool decays() const { return is_matrix(); }
-  /// Whether it is the last stage's copy of the first stage's weight.
+  /// Returns true if it is the last stage's copy of the first stage's weight.
   bool is_copy() const { return is_tied && layer == kAfterLayers; }
   int64_t numel() const;
 };
@@ -61,7 +61,7 @@ void draw_initial_values(const Weight& weight, uint64_t seed, int64_t chunk,
 /// All weights, in the order of a model's parameters. A head that shares the embedding's weights is
 /// not listed.
 std::vector<Weight> weight_table(const LlamaConfig& config);
-/// Those of a stage of a pipeline, in the same order: the weights of its layers, on the first stage
+/// The weights of a stage of a pipeline, in the same order: those of its layers, on the first stage
 /// the embedding, and on the last one the last norm and the head. A tied embedding is on both: the
 /// last stage's copy has its name and its initial values, and stands where a head would.
 std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage);
@@ -70,13 +70,13 @@ Stage whole_model(const LlamaConfig& config);
 
 /// Where weights lie that stand end to end in one buffer, in the order of the table. Gradients,
 /// master weights and AdamW's moments have this layout. A tied weight begins and ends with a block,
-/// so that two stages can divide it alike whatever stands beside it.
+/// so that two stages can divide it alike whatever stands next to it.
 struct FlatLayout {
   std::vector<int64_t> begins;  // [weight] elements; multiples of kFlatAlignment
   int64_t elements = 0;         // with all gaps; a multiple of kFlatBlock
 };
-/// As many elements as PyTorch's fused AdamW takes at a time: a part of a weight that begins at a
-/// multiple of them is updated to the same bits as within the whole weight.
+/// The number of elements that PyTorch's fused AdamW takes at a time: a part of a weight that
+/// begins at a multiple of it is updated to the same bits as within the whole weight.
 inline constexpr int64_t kFlatAlignment = 64;
 /// The elements over which squares are summed for the gradient's norm, and the smallest part that
 /// ranks divide a layout by. So the norm does not depend on how many ranks there are, but for what
@@ -84,13 +84,13 @@ inline constexpr int64_t kFlatAlignment = 64;
 inline constexpr int64_t kFlatBlock = 4096;
 FlatLayout flat_layout(const std::vector<Weight>& weights);
 
-/// The same layout where matrices and norms have elements of different sizes.
+/// A flat layout where matrices and norms have elements of different sizes.
 struct WeightOffsets {
   FlatLayout layout;
   std::vector<int64_t> begins;         // [weight] bytes
   std::vector<int64_t> element_bytes;  // [weight]
-  int64_t bytes = 0;                   // of all
-  /// Where an element of the layout, or its end, lies: bytes.
+  int64_t bytes = 0;                   // bytes of all, with the gaps
+  /// Returns the byte at which an element of the layout, or its end, lies.
   int64_t of(int64_t element) const;
 };
 WeightOffsets weight_offsets(const std::vector<Weight>& weights, int64_t matrix_bytes,

@@ -16,7 +16,7 @@ namespace distca {
 
 /// The weights as files hold them: in the type of the masters, in the order of the weight table.
 std::vector<StoredTensor> stored_weights(const LlamaConfig& config);
-/// Those of a stage of a pipeline.
+/// Returns the weights of a stage of a pipeline likewise.
 std::vector<StoredTensor> stored_weights(const LlamaConfig& config, const Stage& stage);
 
 /// Writes the weights, which are in the order and of the types of stored_weights(), but does not

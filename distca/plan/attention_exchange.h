@@ -23,9 +23,9 @@ namespace distca {
 
 /// The number types of what travels and of what is summed.
 struct ExchangeTypes {
-  ScalarType compute = ScalarType::kFloat32;      // of Q, K, V, O, dO
-  ScalarType accumulator = ScalarType::kFloat32;  // of LSE, delta, sums of gradients
-  ScalarType gradient = ScalarType::kFloat32;     // in which dQ, dK, dV travel
+  ScalarType compute = ScalarType::kFloat32;      // type of Q, K, V, O, dO
+  ScalarType accumulator = ScalarType::kFloat32;  // type of LSE, delta, sums of gradients
+  ScalarType gradient = ScalarType::kFloat32;     // type in which dQ, dK, dV travel
   bool operator==(const ExchangeTypes&) const = default;
 };
 /// The types for a model that computes in `compute`. Sums are in fp32, or in fp64 where `compute`
@@ -35,7 +35,7 @@ ExchangeTypes exchange_types(ScalarType compute, bool wide_gradients);
 /// The type whose numbers have so many bytes: 2 (bf16), 4 or 8. Anything else is a CHECK.
 ScalarType compute_type(int64_t element_bytes);
 
-/// What a message holds. The parts of a message lie one after another in the order given here.
+/// The content of a message. Its parts lie one after another in the order given here.
 enum class Content : uint8_t {
   kQkv,       // Q, K, V; from a home to its servers
   kO,         // O, LSE; from a server to the homes
@@ -46,7 +46,7 @@ enum class Content : uint8_t {
   kAccumulator,
 };
 inline constexpr int kNumContents = 5;
-/// Whether messages of this content go from a server to the homes.
+/// Returns true if messages of this content go from a server to the homes.
 constexpr bool goes_home(Content content) {
   return content == Content::kO || content == Content::kGradient;
 }
@@ -80,7 +80,7 @@ inline constexpr int64_t kMessageAlignment = 64;
 /// kMessageAlignment.
 struct MessageList {
   std::vector<PeerMessage> messages;  // ascending peer, each at most once
-  int64_t bytes = 0;                  // of all messages
+  int64_t bytes = 0;                  // bytes of all messages, without gaps
   int64_t buffer_bytes = 0;           // size of the buffer, with gaps for alignment
 
   bool empty() const { return messages.empty(); }
@@ -133,7 +133,7 @@ struct AttentionExchange {
   /// The order in which sets of tasks are computed, where messages travel under the tasks at home.
   /// Sets without tasks are left out. It is kAll alone where there is nothing to divide or to hide.
   std::vector<TaskSet> partial_sets() const;
-  /// Whether gradients are summed in another buffer than the one from which they are sent.
+  /// Returns true if gradients are summed in another buffer than the one from which they are sent.
   bool converts_gradients() const { return types.gradient != types.accumulator; }
 };
 
@@ -142,7 +142,7 @@ struct AttentionExchange {
 AttentionExchange make_attention_exchange(RankExchange rows, const AttentionShape& shape,
                                           const ExchangeTypes& types);
 
-/// Whether the task needs nothing that was received, and its result is not returned.
+/// Returns true if the task needs nothing that was received, and its result is not returned.
 bool is_home(const ServerTask& task);
 
 }  // namespace distca

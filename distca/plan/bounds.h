@@ -9,8 +9,8 @@
 
 namespace distca {
 
-/// What every layout refuses: throws Error(kPlan) with the numbers when the mean number of tokens
-/// exceeds cluster.max_tokens_per_worker.
+/// Throws Error(kPlan) with the numbers if the mean number of tokens exceeds
+/// cluster.max_tokens_per_worker, which every layout refuses.
 void check_tokens_fit(const PlanRequest& request);
 
 /// For layouts with uneven tokens: throws Error(kPlan) with the numbers also when a worker holds a

@@ -41,7 +41,7 @@ class BruteForce {
 
   const std::vector<QueryBlock>& blocks() const { return blocks_; }
 
-  /// Of the assignment of blocks()[i] to servers[i].
+  /// Returns the bytes that travel when servers[i] computes blocks()[i].
   int64_t bytes(const std::vector<int>& servers) {
     int64_t bytes = 0;
     for (size_t i = 0; i < blocks_.size(); ++i) bytes += place(blocks_[i], servers[i]);
@@ -76,7 +76,7 @@ class BruteForce {
       bytes += block.q.size() * (shape_.q_token_bytes() + shape_.o_token_bytes());
     }
     int64_t& keys = needs_[block.document][server];
-    if (keys > 0) return bytes;  // of a higher block: all that this one needs
+    if (keys > 0) return bytes;  // keys of a higher block, which include all that this one needs
     keys = block.q.end;
     int64_t fetched = keys;
     if (server < layout_.num_workers()) {

@@ -35,8 +35,8 @@ struct LoadWish {
   int64_t most = 0;    // at most this, >= wanted; otherwise one block of 128 less
 };
 
-/// What lowest() and highest() share. part(n) is the part of `whole` that has n blocks, counted
-/// from the end at which the caller begins.
+/// The common part of lowest() and highest(). part(n) is the part of `whole` that has n blocks,
+/// counted from the end at which the caller begins.
 template <typename Part, typename Load>
 Range fewest_blocks(const Range& whole, const Part& part, const Load& load, const LoadWish& wish) {
   const int64_t all = ceil_div(whole.end, kBlockTokens) - whole.begin / kBlockTokens;
@@ -59,7 +59,7 @@ Range lowest(const Range& whole, const Load& load, const LoadWish& wish) {
   return fewest_blocks(whole, part, load, wish);
 }
 
-/// The same for the last blocks of `whole`.
+/// Does for the last blocks of `whole` what lowest() does for the first.
 template <typename Load>
 Range highest(const Range& whole, const Load& load, const LoadWish& wish) {
   const int64_t last = ceil_div(whole.end, kBlockTokens);

@@ -100,8 +100,8 @@ class ReceivedBuffers {
 struct Result {
   int32_t buffer;
   Range rows;
-  MergePart part;     // of the first of the rows
-  int64_t first_key;  // of a task
+  MergePart part;     // part for the first of the rows
+  int64_t first_key;  // first key of a task; 0 for a result that has arrived
 };
 
 /// The order of summation.

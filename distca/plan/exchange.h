@@ -1,6 +1,6 @@
 #pragma once
-// What one rank sends, receives and computes in a plan. It is a pure function of (plan, rank) and
-// takes time proportional to its output, never workers^2.
+// The rows that one rank sends, receives and computes in a plan. They are a pure function of (plan,
+// rank), which takes time proportional to its output, never workers^2.
 //
 //   const PlanIndex index(plan);  // borrows the plan
 //   const RankExchange exchange = index.exchange(rank);
@@ -31,7 +31,7 @@ namespace distca {
 struct RowRange {
   int64_t document = 0;
   Range tokens;     // positions in the document
-  int64_t row = 0;  // of the first token, in the home's local tensors
+  int64_t row = 0;  // row of the first token, in the home's local tensors
   bool operator==(const RowRange&) const = default;
 };
 
@@ -43,16 +43,16 @@ struct PeerTransfer {
   /// server.
   std::vector<RowRange> q;
   std::vector<RowRange> kv;
-  int64_t q_tokens = 0;   // of q
-  int64_t kv_tokens = 0;  // of kv
+  int64_t q_tokens = 0;   // tokens of q
+  int64_t kv_tokens = 0;  // tokens of kv
   bool operator==(const PeerTransfer&) const = default;
 };
 
 /// Contiguous rows in one buffer of a server.
 struct BufferRows {
-  int32_t buffer = 0;    // 0: the local tensors; i + 1: what receives[i] brought
+  int32_t buffer = 0;    // 0 is the local tensors, i + 1 is what receives[i] brought
   int64_t row = 0;       // the first row, among the buffer's Q rows or its K and V rows
-  int64_t position = 0;  // of the first row's token in its document
+  int64_t position = 0;  // position of the first row's token in its document
   int64_t tokens = 0;    // number of rows
   bool operator==(const BufferRows&) const = default;
 };
@@ -62,15 +62,15 @@ struct ServerTask {
   int64_t task = 0;  // index in Plan::tasks
   BufferRows q;
   std::vector<BufferRows> kv;  // ascending position; together exactly Task::kv
-  /// Whether its O and LSE are parts of merges. False: they are the final result of its rows.
+  /// True if its O and LSE are parts of merges, false if they are the final result of its rows.
   bool partial = false;
   bool operator==(const ServerTask&) const = default;
 };
 
 /// One result (O and LSE) for the rows of a merge. It covers a part of their keys, or all of them.
 struct MergePart {
-  /// Where the result comes from. False: from tasks[index]. True: it comes home from the peer of
-  /// sends[index].
+  /// True if the result comes home from the peer of sends[index], false if it is that of
+  /// tasks[index].
   bool arrived = false;
   int32_t index = 0;  // in `tasks` or in `sends`
   /// The first row: in the task's queries, or in the Q rows of the message.
@@ -81,7 +81,7 @@ struct MergePart {
 /// Rows whose results come from the same parts. Rows that a single partial task computes have only
 /// one part.
 struct RowMerge {
-  int32_t buffer = 0;  // as in BufferRows
+  int32_t buffer = 0;  // numbered as in BufferRows
   int64_t row = 0;     // the first row, among the buffer's Q rows
   int64_t tokens = 0;  // number of rows
   /// In the order of summation: tasks by ascending kv.begin, then (only at home) servers by
@@ -97,7 +97,7 @@ struct RankExchange {
   /// transfer is empty. In `receives`, RowRange::row is the row at the sender.
   std::vector<PeerTransfer> sends;
   std::vector<PeerTransfer> receives;
-  std::vector<ServerTask> tasks;  // of this rank as a server, in the plan's order
+  std::vector<ServerTask> tasks;  // tasks of this rank as a server, in the plan's order
   std::vector<RowMerge> merges;   // ascending (buffer, row), disjoint; mostly none
   bool operator==(const RankExchange&) const = default;
 };
@@ -111,7 +111,7 @@ class PlanIndex {
   RankExchange exchange(int rank) const;
 
  private:
-  struct Need {  // what one server reads of one document
+  struct Need {  // tokens that one server reads of one document
     int64_t document;
     std::vector<Range> q;   // disjoint, ascending
     std::vector<Range> kv;  // disjoint, ascending
@@ -120,7 +120,7 @@ class PlanIndex {
     Range tokens;
     int server;
   };
-  struct Reads {          // what all servers read of one document
+  struct Reads {          // tokens that all servers read of one document
     std::vector<Read> q;  // cut at segments; ascending begin, so those of a segment lie together
     /// Ascending begin. It is used as a binary tree: the middle of a range is its root.
     std::vector<Read> keys;
@@ -141,7 +141,7 @@ class PlanIndex {
   const Homes homes_;
   std::vector<Reads> reads_;            // [document]
   std::vector<Range> tasks_of_server_;  // [rank] range of Plan::tasks
-  bool rows_shared_ = false;            // whether some query row has several tasks
+  bool rows_shared_ = false;            // true if some query row has several tasks
 };
 
 }  // namespace distca

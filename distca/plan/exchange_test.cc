@@ -29,7 +29,7 @@ std::vector<Token> local_tokens(const Plan& plan, int rank) {
   return tokens;
 }
 
-/// What a message carries: the rows that the sender reads from its local tensors.
+/// The rows that a message carries, which the sender reads from its local tensors.
 std::vector<Token> packed(const std::vector<RowRange>& ranges, const std::vector<Token>& local) {
   std::vector<Token> rows;
   for (const RowRange& range : ranges) {
@@ -212,8 +212,8 @@ TEST(Exchange, each_token_comes_once_and_only_if_a_task_reads_it) {
   });
 }
 
-/// What computes a row: (first key, task) of this rank's tasks, ascending, then (index of the
-/// message, row in it) of what comes home.
+/// The parts of a row's result: (first key, task) of this rank's tasks, ascending, then (index of
+/// the message, row in it) of the results that come home.
 struct Parts {
   std::vector<std::pair<int64_t, MergePart>> own;
   std::vector<MergePart> arrived;
@@ -225,7 +225,7 @@ struct Parts {
   }
 };
 
-using RowParts = std::map<std::pair<int32_t, int64_t>, Parts>;  // of (buffer, row)
+using RowParts = std::map<std::pair<int32_t, int64_t>, Parts>;  // by (buffer, row)
 
 RowParts parts_of_rows(const Plan& plan, const RankExchange& rank) {
   RowParts rows;
@@ -303,7 +303,7 @@ TEST(Exchange, a_task_that_overlaps_another_in_part_of_its_rows_is_cut_into_merg
   plan.options.split_kv = true;
   plan.layout.workers = {{{.document = 0, .tokens = {0, 256}}},
                          {{.document = 0, .tokens = {256, 512}}}};
-  // Of rows [256, 512) worker 1, their home, has the keys from 256 on, and worker 0 the others.
+  // Worker 1, the home of rows [256, 512), has their keys from 256 on, and worker 0 the others.
   plan.tasks = {task({0, 256}, {0, 256}, 0), task({256, 512}, {0, 256}, 0),
                 task({256, 384}, {256, 384}, 1), task({384, 512}, {256, 512}, 1)};
   testing::complete(plan);

@@ -23,7 +23,7 @@ struct HomeSegment {
   int64_t document = 0;
   Range tokens;  // positions in the document
   int worker = 0;
-  int64_t row = 0;  // of the first token, in the worker's local tensors
+  int64_t row = 0;  // row of the first token, in the worker's local tensors
 };
 
 class Homes {
@@ -36,7 +36,7 @@ class Homes {
   std::span<const HomeSegment> of(int64_t document) const {
     return std::span(segments_).subspan(first_[document], first_[document + 1] - first_[document]);
   }
-  /// Whether the worker holds some of the document.
+  /// Returns true if the worker holds some of the document.
   bool holds(int worker, int64_t document) const {
     return std::ranges::count(of(document), worker, &HomeSegment::worker) > 0;
   }

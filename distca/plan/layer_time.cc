@@ -12,7 +12,7 @@ namespace {
 
 __extension__ using Wide = __int128;
 
-constexpr int64_t kMostPs = int64_t{1} << 56;  // of one part: sums stay within 64 bits
+constexpr int64_t kMostPs = int64_t{1} << 56;  // longest time of one part; sums stay within 64 bits
 
 int64_t scaled(int64_t a, int64_t b, int64_t divisor) {
   return static_cast<int64_t>(std::min(Wide{a} * b / divisor, Wide{kMostPs}));
@@ -22,7 +22,7 @@ int64_t scaled(int64_t a, int64_t b, int64_t divisor) {
 struct Work {
   int64_t linear_ps = 0;
   int64_t attention_ps = 0;
-  int64_t home_ps = 0;  // of attention: tasks that neither need nor return anything
+  int64_t home_ps = 0;  // attention of tasks that neither need nor return anything
 };
 
 /// A layer's exchanges in the order of their use: two of forward, two of backward.
@@ -137,8 +137,8 @@ class Predictor {
           exposed += beyond(wire[i], part(work.home_ps, work.home_ps * 2 / 7, backward) / 2);
           break;
         case Hiding::kOtherNanoBatch:
-          // Of two nano-batches, one enters under the other's linear work and leaves under its
-          // attention, the other the other way round.
+          // One nano-batch enters core attention under the other's linear work and leaves it under
+          // the other's attention. For the other it is the reverse.
           exposed += (beyond(wire[i], linear) + beyond(wire[i], attention)) / 2;
           break;
       }

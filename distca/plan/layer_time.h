@@ -15,19 +15,21 @@
 
 namespace distca {
 
-/// What exchanges run under: the planner's view of an overlap mode (program/overlap.h).
+/// The compute under which exchanges run: the planner's view of an overlap mode
+/// (program/overlap.h).
 enum class Hiding : uint8_t {
-  kNothing,    // none: every exchange is waited for
-  kHomeTasks,  // within: each exchange runs under half of the tasks at home
-  /// Ping-pong: each exchange runs under one operation of the other nano-batch, which is assumed to
+  kNothing,    // mode none waits for every exchange
+  kHomeTasks,  // mode within runs each exchange under half of the tasks at home
+  /// Ping-pong runs each exchange under one operation of the other nano-batch, which is assumed to
   /// be like this one.
   kOtherNanoBatch,
 };
-/// Which work of a rank is evened out with this hiding (cost/speeds.h).
+/// The work of a rank that is evened out with this hiding (cost/speeds.h).
 Evenness evenness_of(Hiding hiding);
 
 struct LayerTimeOptions {
-  /// Of all servers. Only the bandwidth may be unknown; then that of the cluster's links counts.
+  /// Speeds of all servers. Only the bandwidth may be unknown; then that of the cluster's links
+  /// counts.
   Speeds speeds;
   Hiding hiding = Hiding::kOtherNanoBatch;
   int64_t layers = 1;           // number of layers whose time `speeds` gives

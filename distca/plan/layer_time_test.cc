@@ -94,7 +94,7 @@ TEST(LayerTime, of_a_cut_document_counted_by_hand) {
 }
 
 TEST(LayerTime, hides_exchanges_under_tasks_at_home) {
-  // Rank 1 has documents of its own beside the half that it needs keys for.
+  // Rank 1 has documents of its own in addition to the half that it needs keys for.
   const Plan plan = packed_plan({1536, 512});
   const int64_t bytes = 1024 * plan.shape.kv_token_bytes();
   const int64_t home = int64_t{512} * 513 / 2 * 1'400;

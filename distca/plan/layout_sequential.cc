@@ -45,7 +45,7 @@ Layout sequential_layout(const PlanRequest& request) {
   layout.workers.resize(num_workers);
   int64_t used = 0;
   size_t index = 0;
-  Range rest;  // of the document at `index`
+  Range rest;  // tokens left of the document at `index`
   const auto& documents = request.nano_batch.documents;
   if (!documents.empty()) rest.end = documents[0].length;
   for (int worker = 0; worker < num_workers; ++worker) {

@@ -18,7 +18,7 @@ constexpr int64_t kMostLoad = int64_t{1} << 61;
 constexpr double kMostBeyond = 10;         // the largest tolerance that a plan may have
 constexpr int64_t kSegmentRounds = 1'024;  // rounds x segments that planning has time for
 
-/// Of a time of both passes together: 1 / `parts` x `of` is forward.
+/// Splits a time of both passes together: `of` / `parts` of it is forward.
 struct Split {
   int64_t of, parts;
   int64_t operator()(int64_t time, std::optional<Pass> pass) const {
@@ -170,7 +170,8 @@ void set_fill_options(FillTicks fill_ticks, PlanOptions& options) {
   options.spread |= fill_ticks == FillTicks::kSpread;
 }
 
-/// Of improvement, in pipelines: each takes time in proportion to the segments.
+/// The rounds of improvement in a pipeline. There are fewer with more segments, since each takes
+/// time in proportion to the segments.
 int rounds_for(const Layout& layout) {
   int64_t segments = 1;
   for (const std::vector<Segment>& worker : layout.workers) segments += std::ssize(worker);
@@ -202,7 +203,7 @@ Plan slot_plan(const PipelineRequest& request, std::span<const int> nano_batches
   return make_plan(slot, std::move(layout));
 }
 
-/// Whether the plan of a slot is weighed against its bytes.
+/// Returns true if the plan of a slot is weighed against its bytes.
 bool is_weighed(const PipelineRequest& request, std::span<const int> nano_batches) {
   return request.bytes_per_us > 0 && is_fill(nano_batches) && request.capacity.empty() &&
          !request.speeds.empty() && request.fill_tolerance_ppm == PlanOptions::kOwnTolerance;
@@ -238,7 +239,7 @@ class SlotWeigher {
   bool consider_tolerance(int64_t tolerance_ppm) {
     return consider(shares_that_stay(request_, nano_batches_, work_, load_, tolerance_ppm));
   }
-  /// Whether this is the best so far.
+  /// Keeps the plan with these shares if it is the best so far, and returns true then.
   bool consider(const Shares& shares) {
     Plan plan = slot_plan(request_, nano_batches_, shares);
     const SlotTime time = slot_time(request_, plan, nano_batches_, pass_);
@@ -254,7 +255,7 @@ class SlotWeigher {
   const std::vector<RankWork> work_;  // [ranks]
   const int64_t load_;
   Plan best_;
-  SlotTime least_;  // of best_
+  SlotTime least_;  // time of best_
 };
 
 Plan weighed_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
@@ -289,11 +290,11 @@ class Planner {
   }
 
  private:
-  /// What makes the plans of two slots equal.
+  /// The inputs of a slot's plan. Slots with equal inputs have equal plans.
   struct Asked {
     std::vector<int> nano_batches;  // [stages]
     Shares shares;
-    std::optional<Pass> pass;  // of what is weighed, instead of shares
+    std::optional<Pass> pass;  // set if the plan is weighed, instead of shares
     bool operator==(const Asked&) const = default;
   };
 
@@ -305,7 +306,7 @@ class Planner {
     if (std::ranges::all_of(asked.nano_batches, [](int nano) { return nano < 0; })) return -1;
     const Pass pass = made_.ticks[tick].stages[0].pass;
     if (is_weighed(request_, asked.nano_batches)) {
-      asked.pass = pass;  // which decides what travels
+      asked.pass = pass;  // the pass decides what travels
     } else {
       asked.shares = shares_of(request_, asked.nano_batches, pass, request_.fill_tolerance_ppm);
     }

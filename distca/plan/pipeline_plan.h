@@ -60,39 +60,41 @@ struct EndsTime {
   bool operator==(const EndsTime&) const = default;
 };
 
-/// What the plans of a step are asked for.
+/// A request for the plans of a step.
 struct PipelineRequest {
   Grid grid;
   int slots = 2;       // nano-batches of a micro-batch: 2 under ping-pong, otherwise 1
-  bool trains = true;  // false: forward ticks alone
-  std::vector<NanoBatch> nano_batches;  // of the step, at least one
+  bool trains = true;  // false if there are forward ticks alone
+  std::vector<NanoBatch> nano_batches;  // nano-batches of the step, at least one
   /// [nano-batches] Over grid.replicas workers: what make_layout gives for one stage alone. It must
   /// not depend on the number of stages, so that the bits of the loss do not either.
   std::vector<Layout> homes;
   AttentionShape shape;
   PlanOptions options;
   FillTicks fill_ticks = FillTicks::kExact;
-  /// By how much a fill tick may last longer than its least length, in millionths. kOwnTolerance:
-  /// as much as a server may exceed its share in other ticks or, where `bytes_per_us` is given,
-  /// what is weighed. More of it takes less from the stages at work, and moves fewer bytes.
+  /// By how much a fill tick may last longer than its least length, in millionths. kOwnTolerance
+  /// stands for as much as a server may exceed its share in other ticks or, where `bytes_per_us` is
+  /// given, for what is weighed. More of it takes less from the stages at work, and moves fewer
+  /// bytes.
   int64_t fill_tolerance_ppm = PlanOptions::kOwnTolerance;
-  /// One rank's sends, by which fill ticks are weighed: where the exchanges of a slot would make
-  /// its tick longer (SlotTime), stages at work keep more, as long as the tick gets shorter by it.
-  /// 0: unknown, nothing is weighed.
+  /// The bandwidth of one rank's sends, by which fill ticks are weighed: where the exchanges of a
+  /// slot would make its tick longer (SlotTime), stages at work keep more, as long as the tick gets
+  /// shorter by it. 0 means unknown, so nothing is weighed.
   int64_t bytes_per_us = 0;
-  int64_t layer_steps = 1;                               // of a tick: layers of the largest stage
-  std::shared_ptr<const AttentionProfile> profile = {};  // as in PlanRequest
+  int64_t layer_steps = 1;                               // per tick: layers of the largest stage
+  std::shared_ptr<const AttentionProfile> profile = {};  // predicts load, as in PlanRequest
 
   /// kWhole under ping-pong, otherwise kAttention.
   Evenness evenness = Evenness::kWhole;
-  /// [ranks] Of all layers of the rank's own stage, forward and backward together. A stage's tick
-  /// has as many layer steps as the largest stage has layers; attention_ps_per_kload is that of all
-  /// these steps. Empty: unknown, all ranks alike.
+  /// [ranks] Speeds over all layers of the rank's own stage, forward and backward together. A
+  /// stage's tick has as many layer steps as the largest stage has layers; attention_ps_per_kload
+  /// is that of all these steps. Empty if unknown, which counts as all ranks alike.
   std::vector<RankSpeed> speeds;
-  std::vector<EndsTime> ends;              // [stages]; empty: no time
-  Recompute recompute = Recompute::kNone;  // kFull: backward has a linear forward more
-  bool in_place = true;                    // false: workers serve only if there is no other server
-  std::vector<int64_t> capacity;           // [ranks], for all ticks; empty: chosen
+  std::vector<EndsTime> ends;              // [stages]; empty if they take no time
+  Recompute recompute = Recompute::kNone;  // with kFull, backward has a linear forward more
+  /// If false, workers serve only if there is no other server.
+  bool in_place = true;
+  std::vector<int64_t> capacity;  // [ranks], for all ticks; empty if they are to be chosen
   /// Links, memory price and caps. Workers and capacities are the plans' own.
   Cluster cluster;
 };
@@ -105,15 +107,16 @@ struct PipelinePlan {
   std::vector<Layout> homes;  // [nano-batches], over grid.replicas workers
   std::vector<Tick> ticks;
   std::vector<Plan> plans;  // each once, in the order of their first use
-  /// [ticks][slots] An index of `plans`; -1: no stage has a nano-batch there. Two ticks name the
-  /// same plan only if every stage has the same nano-batch in both. With one stage, forward and
+  /// [ticks][slots] An index of `plans`, or -1 if no stage has a nano-batch there. Two ticks name
+  /// the same plan only if every stage has the same nano-batch in both. With one stage, forward and
   /// backward of a nano-batch name the same plan, so servers may keep its keys.
   std::vector<std::vector<int>> plan_of_slot;
 
   int num_micro_batches() const;
-  /// The nano-batch in this slot of a micro-batch; -1: none, or micro_batch is -1.
+  /// Returns the nano-batch in this slot of a micro-batch, or -1 if there is none or micro_batch is
+  /// -1.
   int nano_batch(int micro_batch, int slot) const;
-  /// The same of a stage in a tick.
+  /// Returns the nano-batch of a stage in this slot of a tick, or -1 if there is none.
   int nano_batch(int tick, int stage, int slot) const {
     return nano_batch(ticks[tick].stages[stage].micro_batch, slot);
   }

@@ -195,7 +195,7 @@ TEST(PipelinePlan, sets_the_options_of_fill_ticks_alone) {
     }
     EXPECT_THAT(validate(plan), IsEmpty()) << way.name;
   }
-  request.options.scheduler = "greedy";  // which knows neither
+  request.options.scheduler = "greedy";  // greedy can do neither split_kv nor spread
   EXPECT_THAT(validate(make_pipeline_plan(request)), IsEmpty());
 }
 
@@ -241,7 +241,7 @@ TEST(PipelinePlan, balances_times_with_a_profile) {
   EXPECT_THAT(validate(plan, options), IsEmpty());
 }
 
-/// The same bits from every compiler.
+/// Plans have the same bits with every compiler.
 TEST(PipelinePlan, has_a_pinned_hash) {
   Random random(31, 0);
   std::vector<std::vector<int64_t>> nano_batches;

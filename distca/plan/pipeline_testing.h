@@ -33,7 +33,7 @@ inline PipelineRequest pipeline_request(const Grid& grid, int slots,
 
 /// Speeds with which core attention is this share of the whole work of all nano-batches.
 inline void set_attention_share(PipelineRequest& request, double share) {
-  constexpr int64_t kLinearPs = 3'000'000;  // of a token, forward and backward
+  constexpr int64_t kLinearPs = 3'000'000;  // linear work of a token, forward and backward
   double tokens = 0, pairs = 0;
   for (const NanoBatch& nano_batch : request.nano_batches) {
     for (const Document& document : nano_batch.documents) {

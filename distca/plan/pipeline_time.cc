@@ -63,7 +63,7 @@ class TickTime {
   }
 
  private:
-  /// Of all layer steps, on the rank that sends or receives most.
+  /// The time of the exchanges of all layer steps, on the rank that sends or receives most.
   int64_t exchange_ps(const Plan& plan) const {
     if (request_.bytes_per_us == 0) return 0;
     int64_t qkv = 0, o = 0;
@@ -89,7 +89,7 @@ class TickTime {
   int64_t longest_chain_ps_ = 0;
 };
 
-/// [stages] The nano-batches of the tick's other slot; -1: none.
+/// [stages] The nano-batches of the tick's other slot, or -1 where there is none.
 std::vector<int> partners(const PipelineRequest& request, std::span<const int> nano_batches) {
   std::vector<int> all;
   for (const int nano : nano_batches) {

@@ -1,6 +1,6 @@
 #pragma once
-// What the ticks of a pipeline are predicted to take, beside what they would take if attention
-// could go anywhere for nothing.
+// The predicted times of a pipeline's ticks, compared with the times that they would take if
+// attention could go anywhere for nothing.
 //
 //   for (const TickFigures& tick : tick_figures(request, make_pipeline_plan(request)))
 //     fmt::print("{} of {} stages {:.3f}\n", tick.working, request.grid.stages, tick.over_ideal());
@@ -18,11 +18,12 @@ namespace distca {
 
 /// One slot of a tick under a plan, all layer steps together.
 struct SlotTime {
-  int64_t compute_ps = 0;   // as TickFigures::planned_ps, of this slot alone
-  int64_t exchange_ps = 0;  // of the rank whose messages take longest; 0: no bandwidth is given
-  /// What the slot must do in turn: the longest linear work, the exchanges, the longest attention.
+  int64_t compute_ps = 0;   // TickFigures::planned_ps of this slot alone
+  int64_t exchange_ps = 0;  // time of the rank whose messages take longest; 0 without a bandwidth
+  /// The time of what the slot must do in turn: the longest linear work, the exchanges, the longest
+  /// attention.
   int64_t chain_ps = 0;
-  int64_t partner_ps = 0;  // the least length of the tick's other slot; 0: there is none
+  int64_t partner_ps = 0;  // the least length of the tick's other slot; 0 if there is none
 
   bool is_hidden() const { return total_ps() <= compute_ps; }
   /// The slot's part of the tick, in which the chain of the slot must end. So an idle stage that
@@ -41,7 +42,7 @@ SlotTime slot_time(const PipelineRequest& request, const Plan& plan,
 struct TickFigures {
   Pass pass = Pass::kForward;
   int working = 0;             // stages that have a micro-batch
-  int64_t load = 0;            // of all servers, one layer step: pairs, or ns of the profile
+  int64_t load = 0;            // load of all servers in one layer step: pairs, or ns of the profile
   double max_over_share = 1;   // the highest of the slots' plans
   int64_t bytes = 0;           // Q, K, V, O that all ranks send
   int64_t max_send_bytes = 0;  // Q, K, V that one rank sends for one slot: the largest

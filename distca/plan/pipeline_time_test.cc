@@ -11,7 +11,7 @@ namespace {
 using testing::pipeline_request;
 using testing::set_attention_share;
 
-/// Of the nano-batches with these indices: tokens and pairs.
+/// The tokens and pairs of a micro-batch's nano-batches in these slots.
 struct Amount {
   double tokens = 0, pairs = 0;
 };
@@ -88,7 +88,7 @@ TEST_P(TickLengths, are_near_the_closed_form) {
     EXPECT_LE(figures[tick].over_ideal(), 1.03) << "tick " << tick;
     EXPECT_EQ(figures[tick].working, plan.ticks[tick].num_working());
     planned += static_cast<double>(figures[tick].planned_ps);
-    ideal += closed(0, 1);  // of whole micro-batches
+    ideal += closed(0, 1);  // ideal time of whole micro-batches
   }
   EXPECT_LE(planned, 1.03 * ideal);
 }
@@ -150,7 +150,8 @@ TEST(SlotTime, is_that_of_a_chain_of_linear_work_messages_and_attention_where_it
   const double served = attention(static_cast<double>(plan.load[1].pairs));
   ASSERT_NEAR(linear + at_home, served, .05 * served) << "whole work is even";
   const double partner = (linear + attention(amount_of(request, 0, 1, 1).pairs)) / 2;
-  // What the idle stage leaves for messages, which is far less than the stage at work has to do.
+  // The time that the idle stage leaves for messages. It is far less than the stage at work has to
+  // do.
   const double room = std::max(linear + at_home, served) + partner - linear - served;
   ASSERT_LT(room, .8 * (linear + at_home));
   const auto time_with = [&](double exchange_ps) {

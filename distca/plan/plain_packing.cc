@@ -7,7 +7,7 @@
 namespace distca {
 namespace {
 
-constexpr double kSecond = 1e-9;  // of a nanosecond
+constexpr double kSecond = 1e-9;  // seconds in a nanosecond
 
 int64_t busy_ns(const RankSample& rank) { return rank.linear_ns + rank.attention_ns; }
 
@@ -23,7 +23,7 @@ int64_t last_done_ns(std::span<const RankSample> ranks) {
 template <typename Time, typename Work>
 std::vector<double> rates(std::span<const RankSample> ranks, const Time& time_ns,
                           const Work& work) {
-  constexpr int64_t kLeast = 4;  // of the mean work, a fourth
+  constexpr int64_t kLeast = 4;  // a rank's rate counts from a fourth of the mean work on
   int64_t all_ns = 0, all_work = 0;
   for (const RankSample& rank : ranks) {
     all_ns += time_ns(rank);

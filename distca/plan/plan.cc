@@ -14,7 +14,7 @@
 namespace distca {
 namespace {
 
-constexpr int64_t kMaxCapacity = 1'000'000'000;  // of all servers together: products stay in int64
+constexpr int64_t kMaxCapacity = 1'000'000'000;  // sum of all servers; keeps products in int64
 constexpr int64_t kMaxTolerancePpm = 10'000'000;
 
 void check_link(const char* name, const Link& link) {
@@ -126,7 +126,7 @@ PlanRequest resolved(PlanRequest request) {
   return request;
 }
 
-/// What exceeds a cap of the cluster, in words; empty if nothing does.
+/// Describes what exceeds a cap of the cluster. Empty if nothing does.
 std::string exceeded_cap(const Plan& plan) {
   const Cluster& cluster = plan.cluster;
   const struct {

@@ -46,33 +46,33 @@ struct PlanOptions {
   static constexpr int64_t kOwnTolerance = INT64_MIN;
   /// A name of schedulers() (scheduler.h). The others are there to be compared with.
   std::string scheduler = "balanced";
-  /// A name of layouts(). Empty: the scheduler's own choice.
+  /// A name of layouts(). Empty means the scheduler's own choice.
   std::string layout = {};
   /// By how much a server may exceed its share of the load, in millionths: max/mean of load over
-  /// capacity, minus 1. Lower it for an evener load, raise it for fewer bytes. kOwnTolerance: the
-  /// scheduler's own choice, which for `balanced` is 20,000.
+  /// capacity, minus 1. Lower it for an evener load, raise it for fewer bytes. kOwnTolerance means
+  /// the scheduler's own choice, which for `balanced` is 20,000.
   int64_t tolerance_ppm = kOwnTolerance;
-  /// Whether a task may have a part of its queries' keys. Then fewer bytes travel, but the bits of
+  /// True if a task may have a part of its queries' keys. Then fewer bytes travel, but the bits of
   /// O depend on the plan. Only for `balanced`.
   bool split_kv = false;
-  /// Whether to lower the largest send and receive of any rank, for some 10 per cent more bytes in
-  /// all. Turn it on where the busiest link is the limit. It implies split_kv.
+  /// If true, the largest send and receive of any rank are lowered, for some 10 per cent more bytes
+  /// in all. Turn it on where the busiest link is the limit. It implies split_kv.
   bool spread = false;
-  /// What load is counted in: pairs, or the ns of a profile, named "NAME@HASH". make_plan sets it.
+  /// The unit of load: pairs, or the ns of a profile, named "NAME@HASH". make_plan sets it.
   std::string price = "pairs";
   bool by_time() const { return price != "pairs"; }
   bool operator==(const PlanOptions&) const = default;
 };
 
-/// What is predicted for one rank and one layer. Bytes are those of forward and leave LSE out.
+/// The prediction for one rank and one layer. Bytes are those of forward and leave LSE out.
 struct ServerLoad {
   int64_t pairs = 0;            // (query, key) pairs
-  int64_t time_ns = 0;          // of its tasks, forward and backward; 0: no profile
+  int64_t time_ns = 0;          // time of its tasks, forward and backward; 0 without a profile
   int64_t send_bytes = 0;       // Q, K, V that this rank sends away
   int64_t receive_bytes = 0;    // Q, K, V that this rank receives
   int64_t o_send_bytes = 0;     // O that this rank returns
   int64_t o_receive_bytes = 0;  // O that comes home to this rank
-  int64_t memory_bytes = 0;     // of home and received tokens, all layers (memory_price.h)
+  int64_t memory_bytes = 0;     // memory of home and received tokens, all layers (memory_price.h)
   bool operator==(const ServerLoad&) const = default;
 };
 
@@ -87,20 +87,21 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-/// What a plan is asked for.
+/// A request for a plan.
 struct PlanRequest {
   NanoBatch nano_batch;
   Cluster cluster;
   AttentionShape shape;
   PlanOptions options;
-  /// Load is the time that this profile predicts. None: load is counted in pairs.
+  /// Load is the time that this profile predicts. Without one, load is counted in pairs.
   std::shared_ptr<const AttentionProfile> profile = {};
   /// How often scheduler `balanced` takes moves back and makes better ones. Fewer take less time
   /// and move up to 2 % more bytes.
   int rounds = kMostRounds;
   static constexpr int kMostRounds = 96;
-  /// Of moves that cost `balanced` the same, it makes that to the server which has received least,
-  /// not to the one that it fills best. For clusters in which many workers hold no tokens.
+  /// If true, `balanced` chooses among moves of the same cost the one to the server that has
+  /// received least, not the one to the server that it fills best. For clusters in which many
+  /// workers hold no tokens.
   bool even_receives = false;
 };
 

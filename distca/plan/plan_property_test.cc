@@ -21,7 +21,7 @@ namespace {
 
 using ::testing::IsEmpty;
 
-constexpr int kTrials = 30;  // of each kind
+constexpr int kTrials = 30;  // requests of each kind
 
 int64_t below(Random& random, int64_t bound) { return static_cast<int64_t>(random.below(bound)); }
 
@@ -31,7 +31,7 @@ PlanRequest any_request(Random& random) {
   return request;
 }
 
-/// What the caps are set to: this share of what a plan without caps takes.
+/// Sets a cap to a random share, 10 to 119 per cent, of what a plan without caps takes.
 void tighten(int64_t& cap, int64_t taken, Random& random) {
   cap = std::max<int64_t>(1, taken * (10 + below(random, 110)) / 100);
 }
@@ -204,7 +204,7 @@ const Kind kKinds[] = {
      }},
 };
 
-/// What of this cluster may be impossible to meet, as a refusal has to name it.
+/// The demands of this cluster that may be impossible to meet, as a refusal has to name them.
 std::vector<std::string> demands(const Cluster& cluster) {
   std::vector<std::string> names;
   if (cluster.max_tokens_per_worker > 0) names.push_back("max_tokens_per_worker");
@@ -360,7 +360,8 @@ TEST_P(PlanProperty, a_valid_plan_or_a_refusal_that_names_what_cannot_be_met) {
   fmt::print("{}: refused of {} each:{}\n", testing::variant_name(GetParam()), kTrials, tally);
 }
 
-/// What plain packing is compared by: bytes that travel, load over share, tokens of a worker.
+/// The figures by which plain packing is compared: bytes that travel, the largest load over its
+/// share, the most tokens of a worker.
 std::array<double, 3> price_of(const Plan& plan) {
   int64_t bytes = 0, tokens = 0;
   for (const ServerLoad& load : plan.load) bytes += load.receive_bytes + load.o_send_bytes;

@@ -26,7 +26,7 @@ inline PlanRequest request_for(const std::vector<int64_t>& lengths, int workers,
           .options = {.scheduler = scheduler, .tolerance_ppm = tolerance_ppm}};
 }
 
-/// What is said of a request that no plan can be made for; "no error" of any other.
+/// The error message of a request that no plan can be made for; "no error" for any other.
 inline std::string refusal(const PlanRequest& request) {
   try {
     make_plan(request);

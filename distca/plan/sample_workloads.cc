@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kLong = 65'536;
 constexpr int kLongCopies = 4;
 constexpr int64_t kLengthMultiple = 16;
-constexpr double kProlongShare = 0.3;  // of long documents that become as long as allowed
+constexpr double kProlongShare = 0.3;  // share of the long documents that become as long as allowed
 
 /// The documents of one pass over the list, in random order.
 std::vector<int64_t> one_pass(const std::vector<int64_t>& lengths, const SampleOptions& options,
@@ -53,7 +53,7 @@ std::vector<Workload> sample_workloads(const std::vector<int64_t>& lengths,
   std::vector<int64_t> documents;
   size_t next = 0;
   uint64_t pass = 0;
-  int64_t rest = 0;  // of the document at hand
+  int64_t rest = 0;  // tokens left of the document at hand
   for (int batch = 0; batch < options.count; ++batch) {
     std::vector<int64_t> pieces;
     for (int64_t used = 0; used < batch_tokens;) {

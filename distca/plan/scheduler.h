@@ -24,7 +24,7 @@ struct LayoutEntry {
   std::string_view name;
   std::string_view summary;  // one line, for --help
   LayoutFunction make;
-  /// False: workers may hold uneven numbers of tokens. Only a scheduler without even_tokens takes
+  /// False if workers may hold uneven numbers of tokens. Only a scheduler without even_tokens takes
   /// such a layout.
   bool even_tokens = true;
 };
@@ -35,9 +35,9 @@ struct SchedulerEntry {
   std::string_view layout;         // for a request that names none
   int64_t tolerance_ppm = 50'000;  // for a request that names none
   bool only_this_layout = false;   // any other layout is refused
-  bool even_tokens = true;         // false: it trades even tokens for even load
-  bool capacities = true;          // false: queries stay at home, whatever the capacities
-  bool split_kv = false;           // whether it can do split_kv and spread
+  bool even_tokens = true;         // false if it trades even tokens for even load
+  bool capacities = true;          // false if queries stay at home, whatever the capacities
+  bool split_kv = false;           // true if it can do split_kv and spread
 };
 
 std::span<const LayoutEntry> layouts();
@@ -48,7 +48,7 @@ std::span<const SchedulerEntry> schedulers();
 const LayoutEntry& find_layout(std::string_view name);
 const SchedulerEntry& find_scheduler(std::string_view name);
 
-/// What the validator has to check in a plan of this scheduler.
+/// Returns the checks that the validator has to make in a plan of this scheduler.
 ValidateOptions checks_of(const SchedulerEntry& scheduler);
 
 }  // namespace distca

@@ -39,7 +39,7 @@ class ShardRows {
   /// cuts.h finds them, where rows have all keys that they may see. Empty where even one block is
   /// above wish.most. `end` is an allowed cut, and wish.wanted > 0.
   Range ending_at(int64_t end, const Range& q, const LoadWish& wish) const;
-  /// The same for the first blocks of q.
+  /// Does for the first blocks of q what ending_at() does, as lowest() in cuts.h finds them.
   Range from_begin(const Range& q, const LoadWish& wish) const;
   /// Where that shard of q with the load `wanted` ends that moves the fewest bytes
   /// (cheapest_shard), rounded to an allowed cut. `load` is that of q.

@@ -1,5 +1,5 @@
 #pragma once
-// Which stage of a pipeline works on what, and when (paper 4.1, figure 8).
+// The schedule of a pipeline: which stage works on what, and when (paper 4.1, figure 8).
 //
 //   const Grid grid{.stages = 4, .replicas = 2};  // eight workers
 //   const std::vector<Tick> ticks =
@@ -30,15 +30,16 @@ struct Grid {
   int num_workers() const { return stages * replicas; }
   int num_ranks() const { return num_workers() + dedicated; }
   int rank(int stage, int replica) const { return stage * replicas + replica; }
-  /// Of a rank in 0 .. num_ranks() - 1; -1: a dedicated server.
+  /// The stage and the replica of a rank in 0 .. num_ranks() - 1. Both are -1 for a dedicated
+  /// server.
   int stage(int rank) const { return rank < num_workers() ? rank / replicas : -1; }
   int replica(int rank) const { return rank < num_workers() ? rank % replicas : -1; }
   bool operator==(const Grid&) const = default;
 };
 
-/// What one stage does in a tick.
+/// The work of one stage in a tick.
 struct TickStage {
-  int micro_batch = -1;  // index in the step; -1: none, the stage serves only
+  int micro_batch = -1;  // index in the step; -1 if the stage has none and only serves
   Pass pass = Pass::kForward;
   bool operator==(const TickStage&) const = default;
 };

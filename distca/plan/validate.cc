@@ -27,7 +27,7 @@ class Validator {
       check_tokens();
       check_tasks();
       for (size_t document = 0; document < held_.num_documents(); ++document) check_pairs(document);
-      // Of a plan whose tasks make sense.
+      // Loads are checked only if the tasks make sense.
       if (violations_.none()) check_load(plan_, options_, held_, tasks_, violations_);
       for (size_t document = 0; document < held_.num_documents(); ++document) check_cuts(document);
     }
@@ -247,9 +247,9 @@ class Validator {
   const Plan& plan_;
   const ValidateOptions& options_;
   ByDocument<Held> held_;          // ascending position once checked
-  ByDocument<const Task*> tasks_;  // those whose ranges exist, in the plan's order
+  ByDocument<const Task*> tasks_;  // tasks whose ranges exist, in the plan's order
   Violations violations_;
-  // Of the document at hand; members to keep their memory.
+  // Lists of the document at hand. They are members to keep their memory.
   std::vector<const Task*> by_begin_, active_;
   std::vector<int64_t> edges_;
 };

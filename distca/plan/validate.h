@@ -27,7 +27,7 @@ struct ValidateOptions {
   std::optional<int64_t> tolerance_ppm;
   size_t max_violations = 20;  // lines that are returned; one more counts the others
   /// The profile by which the plan was priced. Load is then time_ns, which is counted again too.
-  /// None: load is pairs.
+  /// Without one, load is pairs.
   const AttentionProfile* profile = nullptr;
 };
 

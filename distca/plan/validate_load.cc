@@ -14,8 +14,9 @@ struct Travelling {
   int64_t out = 0;  // once for each server that reads it
 };
 
-/// What the tasks of one plan make each rank compute, hold, send and receive. Tokens that travel
-/// are counted by a sweep over each document: how many servers read a token that is not theirs.
+/// Counts what the tasks of one plan make each rank compute, hold, send and receive. Tokens that
+/// travel are counted by a sweep over each document: how many servers read a token that is not
+/// theirs.
 class Recount {
  public:
   Recount(const Plan& plan, const AttentionProfile* profile)
@@ -151,7 +152,7 @@ class Recount {
   const TaskPrice price_;
   std::vector<ServerLoad> load_;
   std::vector<Travelling> queries_, keys_;  // [rank]
-  // Of the document at hand; members to keep their memory.
+  // Lists of the document at hand. They are members to keep their memory.
   std::vector<Held> by_worker_;
   std::vector<Range> ranges_;
   std::vector<Edge> edges_;

@@ -1,6 +1,6 @@
 #pragma once
-// What the two halves of the validator share: the list of what they found wrong, and items sorted
-// by document. The first half (validate.cc) checks layout and tasks, and calls the second
+// The parts that both halves of the validator use: the list of what they found wrong, and items
+// sorted by document. The first half (validate.cc) checks layout and tasks, and calls the second
 // (check_load). An object belongs to one thread.
 
 #include <fmt/format.h>

@@ -149,7 +149,7 @@ class PipelineValidator {
     }
   }
 
-  /// The nano-batch of a stage in a slot; -1: none.
+  /// Returns the nano-batch of a stage in a slot, or -1 if there is none.
   int64_t nano_of(int tick, int stage, int slot) const {
     const int micro = plan_.ticks[tick].stages[stage].micro_batch;
     if (micro < 0 || micro >= micro_batches_) return -1;

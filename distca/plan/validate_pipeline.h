@@ -16,8 +16,8 @@
 namespace distca {
 
 struct ValidatePipelineOptions {
-  /// Of each plan and, for even_tokens and max_violations, of the whole. Evenness of tokens is
-  /// checked within the stages, since idle stages hold none.
+  /// Options for each plan and, in even_tokens and max_violations, for the whole. Evenness of
+  /// tokens is checked within the stages, since idle stages hold none.
   ValidateOptions plans;
   /// Check that a stage holds at most min(M, 2 (P - 1 - stage) + 1) of M micro-batches at a time,
   /// as the phase-aligned order of P stages does. Off for orders that hold more.
@@ -25,9 +25,8 @@ struct ValidatePipelineOptions {
 };
 
 /// Returns one line for each violation, and nothing for a valid plan. Checks that
-///  - each stage has each micro-batch in exactly one forward tick and, where the step trains, in
-///  one
-///    backward tick, and no other;
+///  - each stage has each micro-batch in exactly one forward tick and, where the step trains,
+///    in one backward tick, and no other;
 ///  - forward of a micro-batch comes to a stage in a later tick than to the stage before, backward
 ///    in a later one than to the stage behind, and backward after forward;
 ///  - a stage holds no more micro-batches at a time than it may;

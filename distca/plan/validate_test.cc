@@ -145,7 +145,7 @@ const Damage kDamages[] = {
      [](Plan& plan) { plan.tasks[0].kv.end = 100'000; }},
     {"not_sorted", "are not sorted",
      [](Plan& plan) { std::swap(plan.tasks[0], plan.tasks.back()); }},
-    // What is claimed.
+    // Claimed figures.
     claim("pairs_claimed_wrong", "rank 1: pairs", &ServerLoad::pairs),
     claim("time_claimed_without_a_profile", "rank 1: time_ns 1 claimed, 0 found",
           &ServerLoad::time_ns),

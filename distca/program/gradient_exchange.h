@@ -1,9 +1,9 @@
 #pragma once
-// What one rank sends, receives and adds of the gradients, and of the weights that they change. The
-// gradients of all weights lie end to end in one flat buffer, which is cut into buckets; a bucket
-// travels as soon as backward has completed it (parallel.bucket_mb). Each bucket is cut into an
-// even slice for each rank that holds weights. Every rank sends the others their slices of what it
-// has, adds up its own slice in rank order, and then:
+// A gradient exchange lists what one rank sends, receives and adds of the gradients, and of the
+// weights that they change. The gradients of all weights lie end to end in one flat buffer, which
+// is cut into buckets; a bucket travels as soon as backward has completed it (parallel.bucket_mb).
+// Each bucket is cut into an even slice for each rank that holds weights. Every rank sends the
+// others their slices of what it has, adds up its own slice in rank order, and then:
 //  - sends the sum to all others (plain data parallelism), or
 //  - updates the slice alone and sends the new weights (ZeRO-1,
 //    parallel.use_distributed_optimizer).
@@ -30,17 +30,17 @@
 
 namespace distca {
 
-/// What the backward of a phase adds to the flat gradients.
+/// The elements of the flat gradients to which the backward of a phase adds.
 struct PhaseGradients {
   OpKind phase = OpKind::kEmbed;
-  int layer = -1;  // of the embedding and the loss: -1
+  int layer = -1;  // index in the model; -1 is the embedding or the loss
   Range elements;
 };
 
 struct GradientBucket {
-  Range elements;  // of the flat gradients
+  Range elements;  // part of the flat gradients
   Range own;       // the slice of it that this rank adds up; empty where blocks are few
-  /// Whether another stage of the pipeline holds these weights, too. Both stages have their tied
+  /// True if another stage of the pipeline holds these weights, too. Both stages have their tied
   /// buckets in the same order, and exchange them behind backward, when both are complete.
   bool is_tied = false;
   // kGradReduce. Sends lie where the bucket lies, offsets count bytes from its begin; what is
@@ -56,10 +56,11 @@ struct GradientExchange {
   /// In the order in which backward completes them: the last elements come first. What is complete
   /// only when backward ends has buckets of its own.
   std::vector<GradientBucket> buckets;
-  int first_rank = 0;  // of the step: the first that holds these weights
-  /// Whether a rank updates its slices only, and gathers weights in place of gradients.
+  int first_rank = 0;  // the first rank of the step that holds these weights
+  /// True if a rank updates its slices only, and gathers weights in place of gradients.
   bool distributed_optimizer = false;
-  /// Whether buckets travel under backward, where the overlap mode hides anything; else behind it.
+  /// True if buckets travel under backward, where the overlap mode hides anything. Otherwise they
+  /// travel behind it.
   bool overlaps = true;
 };
 
@@ -68,15 +69,16 @@ inline constexpr int64_t kMostBuckets = 4096;
 
 struct GradientExchangeRequest {
   std::vector<PhaseGradients> phases;   // for every bucket at least one
-  int64_t elements = 0;                 // of the flat gradients; a multiple of `block`
+  int64_t elements = 0;                 // all flat gradients; a multiple of `block`
   int64_t block = 1;                    // buckets and slices begin at multiples of it
-  int64_t element_bytes = 4;            // of a gradient
-  int64_t bucket_elements = 0;          // 0: as few buckets as there can be
+  int64_t element_bytes = 4;            // bytes of one gradient
+  int64_t bucket_elements = 0;          // wanted size. 0 makes as few buckets as there can be.
   int64_t most_buckets = kMostBuckets;  // 2 or more; buckets are larger where they would be more
-  int rank = 0, num_ranks = 1;          // of those that hold these weights
-  int first_rank = 0;                   // of the step: the first of those
-  /// What another stage holds, too, in whole blocks, and the ranks of the step that hold it,
-  /// ascending; this is one of them. Empty: nothing. Else there are 3 buckets or more.
+  int rank = 0, num_ranks = 1;          // place among the holders of these weights; their number
+  int first_rank = 0;                   // the first of these holders, as a rank of the step
+  /// The elements that another stage holds, too, in whole blocks, and the ranks of the step that
+  /// hold them, this one included, in ascending order. Both are empty where nothing is tied.
+  /// Otherwise there can be 3 buckets or more even if most_buckets is 2.
   Range tied = {};
   std::vector<int> tied_ranks = {};
   bool distributed_optimizer = false;

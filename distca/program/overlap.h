@@ -63,7 +63,7 @@ inline constexpr std::array<OverlapName, 3> kOverlaps{{
 Overlap overlap_of(std::string_view name);
 std::string_view overlap_name(Overlap overlap);
 std::vector<std::string> overlap_names();
-/// What exchanges run under in this mode, as the planner sees it, for steps of `nano_batches`
+/// The planner's view of what exchanges run under in this mode, for steps of `nano_batches`
 /// nano-batches (plan/layer_time.h).
 Hiding hiding_of(Overlap overlap, int64_t nano_batches = 2);
 
@@ -73,22 +73,23 @@ struct NanoPart {
   /// Servers do not keep Q, K, V until backward, so these are sent again (exchange.keys).
   bool redispatched = false;
 };
-/// What a program is built for.
+/// The rank, the step and the overlap mode that a program is built for.
 struct ProgramRequest {
   Overlap overlap = Overlap::kPingPong;
   /// A program for evaluation has only the forward pass, with the loss.
   enum class Kind { kTrain, kEvaluate } kind = Kind::kTrain;
-  bool holds_weights = true;  // false: a dedicated server; exchanges and tasks only
-  /// Of the step, in order; empty where `stage` is given. Where layers have W windows, each
-  /// nano-batch has W parts: [nano-batch x W + window].
+  bool holds_weights = true;  // false for a dedicated server, which only has exchanges and tasks
+  /// The parts of the step's nano-batches, in order; empty where `stage` is given. Where layers
+  /// have W windows, each nano-batch has W parts: [nano-batch x W + window].
   std::vector<NanoPart> nano_batches;
-  ModelShape model;  // as this rank has it
+  ModelShape model;  // the part of the model that this rank has
   /// How gradients are summed. Null on a dedicated server and for evaluation. A program for
   /// training that has none ends with one kGradNorm and one kOptimizer, which belong to no bucket.
   std::shared_ptr<const GradientExchange> gradients;
-  /// What this rank does in a pipeline. None: there is one stage with all layers of the model.
+  /// This rank's part of a pipeline. Without it, there is one stage with all layers of the model.
   std::optional<StagePart> stage = std::nullopt;
-  /// [layer of the model] Which window it has, from 0. Empty: all have the same one.
+  /// [layer of the model] The index of its window, from 0. It is empty if all layers have the same
+  /// one.
   std::vector<int> window_of_layer = {};
 };
 

@@ -32,17 +32,18 @@ void erase(Program& program, int32_t gone) {
   }
 }
 
-/// Whether some rank's fault is found with this program in place of that of `rank`.
+/// Returns true if some rank's fault is found with this program in place of that of `rank`.
 bool is_found(std::vector<Program>& programs, int rank, Program changed) {
   std::swap(programs[rank], changed);
-  // What one rank shows needs no look at the others.
+  // A fault within one program is found without the others.
   const bool found = !validate(programs[rank]).empty() || !validate(programs).empty();
   std::swap(programs[rank], changed);
   return found;
 }
 
-/// Whether the program is another one without the operation. There is one exception: Q, K, V that
-/// are sent again but go nowhere, where backward has them from forward, in the same exchange.
+/// Returns true if the program is another one without the operation. There is one exception: Q, K,
+/// V that are sent again but go nowhere, where backward has them from forward, in the same
+/// exchange.
 bool is_missed(const Program& program, const Op& op) {
   return op.kind != OpKind::kRedispatch || !program.sends(op).empty() ||
          !program.receives(op).empty() || std::ranges::none_of(program.ops, [&](const Op& other) {
@@ -67,7 +68,8 @@ int drop_operations(std::vector<Program>& programs) {
   return dropped;
 }
 
-/// Whether `op` begins after `other` is over, by what the program's other waits say.
+/// Returns true if the program's waits let `op` begin only after `other` is over, or, with `sends`,
+/// after its sends have left.
 bool is_over(const Program& program, int32_t op, int32_t other, bool sends) {
   const ProgramOrder order(program);
   if (sends) return order.left(other, op);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::array kPasses{Pass::kForward, Pass::kBackward};
 
-/// What a stage plays in a tick and slot. Nano-batch -1: nothing.
+/// The work of a stage in a tick and slot. Nano-batch -1 means none.
 struct Work {
   int nano_batch = -1;
   Pass pass = Pass::kForward;
@@ -36,14 +36,14 @@ bool is_idle(const Works& works) {
   return std::ranges::all_of(works, [](const Work& work) { return work.nano_batch < 0; });
 }
 
-/// The stage that made what this one begins with; -1: it begins by itself.
+/// Returns the stage that made the input of this one, or -1 if this one begins by itself.
 int source(const Work& work, int stage, int stages) {
   const int from = work.pass == Pass::kForward ? stage - 1 : stage + 1;
   return from < stages ? from : -1;
 }
 
-/// What the stage hands over and is handed, of what these stages have just ended, in the order of
-/// all ranks.
+/// Returns the hand-overs that a stage sends and receives of what these stages have just ended, in
+/// the order of all ranks.
 std::vector<HandOver> hand_overs_of(const Works& ended, int stage) {
   const int stages = static_cast<int>(ended.size());
   std::vector<HandOver> result;
@@ -82,7 +82,7 @@ class PooledOrder {
   }
 
  private:
-  /// Whether some stage begins with what was made in the tick before.
+  /// Returns true if some stage begins with what was made in the tick before.
   bool begins_with(const Works& before, const Works& works) const {
     for (int stage = 0; stage < stages_; ++stage) {
       const int from = source(works[stage], stage, stages_);
@@ -103,7 +103,7 @@ class PooledOrder {
     }
   }
 
-  /// Of the layer steps of a tick, those that equally many stages have.
+  /// Adds some layer steps of a tick, all of which the same stages have.
   void add_steps(int tick, int slot, Works works, const Range& steps, bool starts_late) {
     Works ended = works;
     for (int stage = 0; stage < stages_; ++stage) {
@@ -138,7 +138,7 @@ class PooledOrder {
     return {layers.end - steps.end, layers.end - steps.begin};
   }
 
-  /// The exchange of those stages that play this pass; -1: none does.
+  /// Returns the exchange of the stages that play this pass, or -1 if none does.
   int exchange_of(int tick, int slot, const Works& works, Pass pass, const Range& steps) {
     std::vector<int> nano_batches;
     for (const Work& work : works) nano_batches.push_back(work.pass == pass ? work.nano_batch : -1);
@@ -210,7 +210,7 @@ std::vector<Tick> one_forward_one_backward_ticks(int stages, int micro_batches) 
     for (int stage = 0; stage < stages; ++stage) {
       const Pass pass = wants(stage);
       const int next = played[stage][static_cast<size_t>(pass)];
-      // Of the tick before: `played` changes behind this loop.
+      // Inputs must be of the ticks before this one: `played` changes behind this loop.
       const bool is_there = pass == Pass::kForward ? stage == 0 || played[stage - 1][0] > next
                             : stage + 1 < stages   ? played[stage + 1][1] > next
                                                    : played[stage][0] > next;

@@ -1,7 +1,7 @@
 #pragma once
-// In which order the ranks of a pipeline visit what (visit.h), from the ticks of its stages. It is
-// made for the whole step, so all ranks agree on it: on the exchanges, each of which wants a plan,
-// and on the order of all messages.
+// The order in which the ranks of a pipeline make their visits (visit.h), from the ticks of its
+// stages. It is made for the whole step, so all ranks agree on it: on the exchanges, each of which
+// wants a plan, and on the order of all messages.
 //
 //   const PipelineShape shape{.layers = {{0, 4}, {4, 8}}, .nano_batches = 8};
 //   const PipelineOrder order = pooled_order(shape, aligned_ticks(2, 4, /*trains=*/true));
@@ -32,7 +32,7 @@ namespace distca {
 
 struct PipelineShape {
   std::vector<Range> layers;  // [stage] of the model, one after another; none is empty
-  int nano_batches = 0;       // of the step
+  int nano_batches = 0;       // number of the step's nano-batches
   /// Nano-batches of a micro-batch, played in turn: 2 under ping-pong, else 1. Nano-batch n belongs
   /// to micro-batch n / slots; the last micro-batch may have fewer.
   int slots = 2;
@@ -42,30 +42,31 @@ struct PipelineShape {
   int micro_batches() const { return static_cast<int>(ceil_div(nano_batches, slots)); }
 };
 
-/// What an exchange of the step pools.
+/// An exchange of the step, with the nano-batches that it pools.
 struct OrderedExchange {
-  int tick = 0;  // of the first visit to it
+  int tick = 0;  // the tick of the first visit to it
   int slot = 0;
   Pass pass = Pass::kForward;
   int layer_steps = 0;
-  std::vector<int> nano_batches;  // [stage] whose rows it carries; -1: the stage serves alone
+  std::vector<int> nano_batches;  // [stage] whose rows it carries. A stage that only serves has -1.
 };
 
 struct PipelineOrder {
   std::vector<OrderedExchange> exchanges;
-  /// [stage][slot] What each rank of a stage visits, and at last, [stages][slot], what a rank does
+  /// [stage][slot] The visits of each rank of a stage, and at last, [stages][slot], those of a rank
   /// that only serves.
   std::vector<std::vector<std::vector<Visit>>> visits;
 };
 
 /// Core attention is pooled: all ranks visit all exchanges. Stages may play other passes in a tick;
-/// then the tick has an exchange for each pass, which are visited beside each other.
+/// then the tick has an exchange for each pass, and the two are visited together, layer step by
+/// layer step.
 PipelineOrder pooled_order(const PipelineShape& shape, const std::vector<Tick>& ticks);
 
 /// Core attention stays on its stage: a rank visits only the exchanges of its own nano-batches, and
 /// no other stage takes part in them (plain packing, to be compared with). There is one exchange
 /// for each nano-batch; a rank's part of it is that of a plan in which its own stage alone works
-/// and serves. Where no document is cut, nothing travels. Slots: 1.
+/// and serves. Where no document is cut, nothing travels. The shape must have one slot (CHECK).
 PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>& ticks);
 
 /// 1F1B in lockstep: stage s plays stages - 1 - s forwards, then a forward and a backward in turn,
@@ -78,8 +79,8 @@ std::vector<Tick> one_forward_one_backward_ticks(int stages, int micro_batches);
 StagePart stage_part(const PipelineShape& shape, const PipelineOrder& order, int stage,
                      const std::vector<std::shared_ptr<const AttentionExchange>>& exchanges);
 
-/// Of one nano-batch on this rank, where rank = stage * replicas + replica: all its rows at home,
-/// so many bytes, go to the same replica of the next stage.
+/// The hand-over messages of one nano-batch on this rank, where rank = stage * replicas + replica.
+/// All its rows at home, which take `bytes`, go to the same replica of the next stage.
 HandOverMessages hand_over_messages(const Stage& stage, int rank, int replicas, int64_t bytes);
 
 }  // namespace distca

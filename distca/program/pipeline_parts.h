@@ -21,7 +21,7 @@
 
 namespace distca {
 
-/// In which order stages play micro-batches, and who computes their core attention
+/// The order in which stages play micro-batches, and the ranks that compute their core attention
 /// (docs/program.md).
 enum class PipelineSchedule : uint8_t {
   kAligned,  // all stages play the same pass in a tick; core attention is pooled
@@ -47,7 +47,7 @@ class PipelineParts {
   const PipelineRequest& request() const { return request_.request; }
   const Grid& grid() const { return request_.request.grid; }
   PipelineSchedule schedule() const { return request_.schedule; }
-  /// [stage] Of the model.
+  /// [stage] Its layers of the model.
   const std::vector<Range>& layers() const { return request_.layers; }
   const std::vector<Tick>& ticks() const { return ticks_; }
   const PipelineOrder& order() const { return order_; }
@@ -61,12 +61,12 @@ class PipelineParts {
   /// One line for each violation of the plans; nothing if they are valid.
   std::vector<std::string> violations(const ValidateOptions& options) const;
 
-  /// What messages of a rank look like.
+  /// The number types and row sizes of a rank's messages.
   struct Format {
     ExchangeTypes types;
-    int64_t row_bytes = 0;  // of a token that is handed over
+    int64_t row_bytes = 0;  // bytes of a token that is handed over
   };
-  /// What a rank does.
+  /// Returns a rank's part of the step: its visits, exchanges and hand-overs.
   StagePart part(int rank, const Format& format) const;
 
  private:

@@ -125,7 +125,7 @@ TEST(Pipeline, gradients_of_the_last_stage_travel_while_it_serves) {
     if (program.ops[i].kind != OpKind::kGradAdd) continue;
     ++(i < last_attention ? before : behind);
   }
-  EXPECT_GE(before, 3);  // of its first layer: pre_attention's, and what was still under way
+  EXPECT_GE(before, 3);  // the first layer's pre_attention buckets, and those still under way
   EXPECT_EQ(behind, 0) << "of " << program.gradients->buckets.size() << " buckets";
 }
 
@@ -181,7 +181,7 @@ TEST(Pipeline, a_pass_takes_as_many_ticks_as_micro_batches_and_stages_less_one) 
   }
 }
 
-/// Of two nano-batches a micro-batch where the overlap mode plays pairs, as short as they get.
+/// A style of tiny nano-batches, two in a micro-batch where the overlap mode plays pairs.
 PipelineStyle small_style(int stages, int micro_batches, Overlap overlap) {
   const int nano_batches = overlap == Overlap::kPingPong ? 2 * micro_batches : micro_batches;
   std::vector<std::vector<int64_t>> lengths(nano_batches, {9, 5});
@@ -331,7 +331,8 @@ TEST(Pipeline, attention_at_home_is_1f1b) {
   EXPECT_GT(handed, 0);
 }
 
-/// What is computed between the start of a communication and the first operation that waits for it.
+/// Returns the compute operations between the start of a communication and the first operation that
+/// waits for it.
 std::vector<Op> computed_under(const Program& program, int32_t i) {
   std::vector<Op> ops;
   for (size_t op = i + 1; op < program.ops.size(); ++op) {

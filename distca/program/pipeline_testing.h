@@ -66,8 +66,8 @@ inline PipelineOrder order_of_ranks(const PipelineStyle& style) {
   return style.order == Order::kAtHome ? at_home_order(shape, ticks) : pooled_order(shape, ticks);
 }
 
-/// What a rank sums: 10 blocks of 16 elements before the layers, 100 in each layer, and behind them
-/// 30 and, where a head is tied, the 10 again.
+/// The gradients that a rank sums: 10 blocks of 16 elements before the layers, 100 in each layer,
+/// and behind them 30 and, where a head is tied, the 10 again.
 inline GradientExchangeRequest gradients_of_stage(const PipelineStyle& style, const Stage& stage,
                                                   int rank) {
   GradientExchangeRequest request{.block = 16,
@@ -118,7 +118,7 @@ class PipelineStep {
  private:
   using Parts = std::vector<std::shared_ptr<const AttentionExchange>>;
 
-  /// Of a nano-batch over the replicas.
+  /// Returns the layout of a nano-batch over the replicas.
   Layout home_of(const std::vector<int64_t>& lengths) const {
     if (style_.replicas > 1) {
       return make_plan({.nano_batch = NanoBatch::from_lengths(lengths),
@@ -145,7 +145,7 @@ class PipelineStep {
     for (int rank = 0; rank < style_.ranks(); ++rank) parts_[rank].push_back(parts[rank]);
   }
 
-  /// Of each rank: of a plan in which its stage alone works and serves.
+  /// Returns each rank's part of a plan in which its stage alone works and serves.
   Parts at_home(int nano) const {
     Parts parts(style_.ranks());
     for (int stage = 0; stage < style_.stages(); ++stage) {

@@ -141,7 +141,7 @@ std::string describe(const Op& op) {
 }
 
 int most_in_flight(const Program& program) {
-  std::unordered_map<int, size_t> last;  // of each nano-batch
+  std::unordered_map<int, size_t> last;  // [nano-batch] its last compute operation
   for (size_t i = 0; i < program.ops.size(); ++i) {
     const Op& op = program.ops[i];
     if (op.nano_batch >= 0 && op.stream == Stream::kCompute) last[op.nano_batch] = i;

@@ -45,12 +45,12 @@ enum class OpKind : uint8_t {
   kPostAttention,  // output projection, residual, norm, MLP
   kLoss,           // final norm, head, loss; forward does the work of backward, too
   kHandOver,      // a nano-batch's activations go to the next stage; backward: their gradients back
-  kGradReduce,    // of a bucket: gradients go to the ranks that add them up
-  kGradAdd,       // of a bucket: this rank adds up its slice, in rank order
-  kGradGather,    // of a bucket: sums go to all other ranks
+  kGradReduce,    // a bucket's gradients go to the ranks that add them up
+  kGradAdd,       // this rank adds up its slice of a bucket, in rank order
+  kGradGather,    // a bucket's sums go to all other ranks
   kGradNorm,      // the norm of all gradients
-  kOptimizer,     // of a bucket: clipping and update of what this rank updates
-  kWeightGather,  // of a bucket: updated weights go to all other ranks
+  kOptimizer,     // clipping and update of what this rank updates of a bucket
+  kWeightGather,  // a bucket's updated weights go to all other ranks
 };
 inline constexpr int kNumOpKinds = static_cast<int>(OpKind::kWeightGather) + 1;
 
@@ -60,41 +60,46 @@ struct Op {
   OpKind kind = OpKind::kEmbed;
   Pass pass = Pass::kForward;
   Stream stream = Stream::kCompute;
-  TaskSet tasks = TaskSet::kAll;  // which tasks kCoreAttention computes
-  // Whose work the operation does at home. Layer -1: it belongs to no layer. Micro-batch or
-  // nano-batch -1: it belongs to the whole step.
+  TaskSet tasks = TaskSet::kAll;  // the tasks that kCoreAttention computes
+  // The layer, micro-batch and nano-batch that the operation works for at home. The layer is -1
+  // where it belongs to none. All three are -1 where it belongs to the whole step, or to a visit of
+  // a pipeline in which this rank only serves.
   int layer = -1;
   int micro_batch = -1;  // nano-batches played together (in ping-pong two); index in the step
   int nano_batch = -1;   // index in the step
-  // Of a pipeline's visits (program/visit.h): index in the step, the same on both sides of a
-  // message. -1: it belongs to the whole step, or there is no pipeline.
+  // The tick of the pipeline's visit to which the operation belongs (program/visit.h): its index in
+  // the step, the same on both sides of a message. It is -1 for operations of the whole step, and
+  // without a pipeline.
   int tick = -1;
-  // Of core attention and communications: the index of the exchange in the program, and which of
-  // the layers that go through this exchange, from 0. Both are the same on all ranks. -1: the
-  // operation belongs to no exchange.
+  // The exchange of a core attention or communication, as its index in the program, and the index
+  // of the layer among those that go through this exchange, from 0. Both are the same on all ranks,
+  // and -1 where the operation belongs to no exchange.
   int32_t exchange = -1;
   int layer_step = -1;
-  int32_t bucket = -1;              // of the gradients: the index of the bucket
-  bool is_receive = false;          // of a hand-over: what another stage sends comes; else it sends
+  int32_t bucket = -1;              // index of its bucket of gradients; -1 means none
+  bool is_receive = false;          // true if a hand-over receives; otherwise it sends
   std::vector<int32_t> wait_for;    // earlier operations that must be over before this one begins
   std::vector<int32_t> wait_sends;  // earlier communications whose sends must have left
-  // Of a communication: the tag of all its messages, the same on both sides. No other operation of
-  // the step has it.
+  // The tag of all messages of a communication, the same on both sides. No other operation of the
+  // step has it.
   uint32_t tag = 0;
-  int32_t out = -1;  // buffer from which it sends; -1: it sends nothing
-  int32_t in = -1;   // buffer into which it receives; -1: it receives nothing
+  // The buffers from which a communication sends and into which it receives. They are -1 where
+  // nothing is sent or received, and where gradients or weights travel without a buffer.
+  int32_t out = -1;
+  int32_t in = -1;
   // Buffers that the operation itself reads and writes. Core attention reads what was received and
   // writes what will be returned. A communication, when it starts, reads what it packs and writes
   // what it packs into.
   std::vector<int32_t> reads, writes;
-  double flops = 0;  // of matrix products; of core attention: for the pairs that its masks allow
+  double flops = 0;  // FLOPs of matrix products; in core attention, for the pairs that masks allow
 };
-/// Whether operations of this kind are communications.
+/// Returns true if operations of this kind are communications.
 bool communicates(OpKind kind);
-/// What the messages of an exchange's communication hold. For another operation a CHECK.
+/// The content of the messages of an exchange's communication. Any other operation is a CHECK.
 Content content_of(const Op& op);
 
-/// What a buffer holds. At any time, a buffer belongs to one layer of one exchange.
+/// The content of a buffer. At any time, a buffer of core attention belongs to one layer of one
+/// exchange.
 enum class BufferRole : uint8_t {
   kQkvOut,  // Q, K, V that will be sent
   /// Q, K, V that were received. Core attention reads them in forward, and in backward too where
@@ -110,7 +115,7 @@ enum class BufferRole : uint8_t {
   kGradientOut,  // dQ, dK, dV that will be returned
   kGradientIn,   // dQ, dK, dV that have come home
   kGradParts,    // other ranks' gradients of the slice of a bucket that this rank adds up
-  // What a hand-over sends, and what it has received: activations, or their gradients.
+  // Activations, or their gradients, that a hand-over sends, and those that it has received.
   kActivationOut,
   kActivationIn,
 };
@@ -128,15 +133,15 @@ struct GradientExchange;
 struct Stage {
   int index = 0;  // in the order of forward
   int count = 1;
-  Range layers;  // of the model; empty on a dedicated server
+  Range layers;  // its layers of the model; empty on a dedicated server
   bool is_first() const { return index == 0; }
   bool is_last() const { return index + 1 == count; }
   bool operator==(const Stage&) const = default;
 };
 
-/// What hand-overs of a nano-batch carry, in bytes: its rows at home, with those ranks that have
-/// them on the stages before and behind. Forward sends to the next stage what it receives from the
-/// previous one; backward's gradients of the same rows go the other way.
+/// The messages of a nano-batch's hand-overs, in bytes. They carry its rows at home, to and from
+/// the ranks that have them on the stages before and behind. Forward sends to the next stage what
+/// it receives from the previous one; backward's gradients of the same rows go the other way.
 struct HandOverMessages {
   MessageList with_previous, with_next;
 };
@@ -151,10 +156,10 @@ struct Program {
   // [exchange] How many of its layer steps this rank plays.
   std::vector<int> layer_steps;
   Stage stage;               // whose phases this rank plays
-  int num_nano_batches = 0;  // of the step
+  int num_nano_batches = 0;  // number of the step's nano-batches
   // [nano-batch] Empty without a pipeline, and on a dedicated server.
   std::vector<HandOverMessages> hand_overs;
-  // What this rank sends and receives of gradients; null where the program has no bucket.
+  // This rank's part of the sums of gradients; null where the program has no bucket.
   std::shared_ptr<const GradientExchange> gradients;
 
   /// The messages of a communication. For other operations they are empty. All communications of an

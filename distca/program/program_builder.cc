@@ -223,7 +223,7 @@ int32_t ProgramBuilder::new_buffer(BufferRole role) {
   return static_cast<int32_t>(program_.buffers.size()) - 1;
 }
 
-/// That holds all of these messages; none: -1.
+/// Returns a buffer that holds all of these messages, or -1 if there are none.
 int32_t ProgramBuilder::buffer(BufferRole role, int layer, const Exchange& exchange,
                                const MessageList& messages) {
   if (messages.empty()) return -1;
@@ -236,7 +236,8 @@ int32_t ProgramBuilder::buffer(BufferRole role, int layer, const Exchange& excha
   return place->second;
 }
 
-/// What is kept has a buffer for each layer; layers of several windows share a slot.
+/// Returns the buffer of received Q, K, V. Kept ones have a buffer for each layer, not for each
+/// layer step, since the exchanges of several windows share a slot.
 int32_t ProgramBuilder::qkv_in(const Visit& visit, int step) {
   const Exchange& exchange = exchange_of(visit);
   const int layer = exchange.kept ? static_cast<int>(visit.layers.begin) + step : 0;
@@ -253,7 +254,8 @@ void ProgramBuilder::wait_for(Op& op, int32_t other) const {
   if (other >= 0) insert_once(op.wait_for, other);
 }
 
-/// What is read must have been written, what is written neither be read nor travel any more.
+/// Adds the waits for buffers: those that are read must have been written, and those that are
+/// written must neither be read nor travel any more.
 void ProgramBuilder::wait_for_buffers(Op& op) {
   const auto self = static_cast<int32_t>(program_.ops.size());
   const bool computes = op.stream == Stream::kCompute;
@@ -264,7 +266,7 @@ void ProgramBuilder::wait_for_buffers(Op& op) {
   }
   const auto overwrite = [&](int32_t buffer, bool is_writer) {
     Use& use = uses_[buffer];
-    // Who has read it has waited for the writer.
+    // Readers have waited for the writer.
     if (use.readers.empty()) wait_for(op, use.writer);
     for (int32_t reader : use.readers) wait_for(op, reader);
     if (use.sender >= 0) insert_once(op.wait_sends, use.sender);

@@ -43,8 +43,8 @@ class ProgramBuilder {
 
   bool trains() const { return request_.kind == ProgramRequest::Kind::kTrain; }
   const std::vector<Visit>& visits(int slot) const { return part_.slots[slot]; }
-  /// The visits that are played beside each other, of which this is the first; none behind the last
-  /// one.
+  /// The visits that are played together, of which `first` is the first. There are none behind the
+  /// last one.
   std::span<const Visit> beside(int slot, size_t first) const;
   /// How many layer steps a visit has, and which of them is played in turn 0, 1, ...
   int layer_steps(const Visit& visit) const;
@@ -80,7 +80,8 @@ class ProgramBuilder {
   Program take() { return std::move(program_); }  // the program; ends the building
 
  private:
-  /// Of a nano-batch. Indices of operations; -1: there is none yet.
+  /// The state of a nano-batch. Operations are given by their indices; -1 means that there is none
+  /// yet.
   struct Nano {
     int slot = 0;
     int32_t last = -1;                           // from which the next phase goes on
@@ -94,10 +95,10 @@ class ProgramBuilder {
     bool kept = false;  // servers keep Q, K, V until backward
     std::vector<TaskSet> partial_sets;
     int first_step = 0;  // the layer steps of the exchanges before it
-    // Indices of operations, of the layer step under way. -1: there is none yet.
+    // Indices of operations of the layer step under way. -1 means that there is none yet.
     int32_t last_attention = -1, last_combine = -1;
   };
-  /// Which operations have used a buffer, by index. -1: none.
+  /// The operations that have used a buffer, by index. -1 means none.
   struct Use {
     int32_t writer = -1;           // the compute operation or the receiving communication
     int32_t sender = -1;           // the communication that sends from it
@@ -107,13 +108,13 @@ class ProgramBuilder {
   /// A bucket of gradients on its way.
   struct Bucket {
     int phases_left = 0;  // nano-batches' phases of backward that still add to it
-    int number = 0;       // of its tags
+    int number = 0;       // from which its tags are made
     int32_t ready = -1;   // the operation that was the last to add to it
-    int32_t reduce = -1, add = -1, gather = -1;  // operations; -1: there is none
+    int32_t reduce = -1, add = -1, gather = -1;  // operations; -1 means none
     int32_t parts = -1;                          // the buffer of what is received
     int issued_at = 0;                           // messages_
   };
-  /// What waits for its turn on the wire.
+  /// A bucket that waits for its turn on the wire.
   struct Queued {
     int32_t bucket;
     bool is_gather;
@@ -145,10 +146,10 @@ class ProgramBuilder {
   void wait_for(Op& op, int32_t other) const;
   void wait_for_buffers(Op& op);
   int32_t append(Op op);
-  // Of phases (program_builder_phases.cc).
+  // The functions of phases are in program_builder_phases.cc.
   void append_phase(Op op, const Visit& visit);
   double linear_flops(const Visit& visit, int64_t weights) const;
-  // Of gradients (program_builder_gradients.cc).
+  // The functions of gradients are in program_builder_gradients.cc.
   void count_phases();
   void phase_done(OpKind phase, int layer);
   void message_issued();
@@ -165,15 +166,16 @@ class ProgramBuilder {
   Program program_;
   std::vector<Nano> nanos_;
   std::vector<Exchange> exchanges_;
-  std::map<std::tuple<BufferRole, int, bool, int>, int32_t> buffers_;  // role, slot, beside, layer
-  std::vector<Use> uses_;                                              // [buffer]
-  std::vector<std::vector<int32_t>> free_activations_;                 // [slot] buffers
+  /// The buffer of each role, slot, is_beside and layer.
+  std::map<std::tuple<BufferRole, int, bool, int>, int32_t> buffers_;
+  std::vector<Use> uses_;                               // [buffer]
+  std::vector<std::vector<int32_t>> free_activations_;  // [slot] buffers
   std::vector<Bucket> buckets_;
   std::deque<Queued> queue_;
   std::deque<int32_t> in_flight_;    // buckets whose parts have not been added yet
   std::vector<int32_t> free_parts_;  // buffers
-  int messages_ = 0;                 // of core attention, issued in backward
-  int messages_of_backward_ = 0;     // of core attention, in all
+  int messages_ = 0;                 // messages of core attention issued in backward so far
+  int messages_of_backward_ = 0;     // messages of core attention in all of backward
 };
 
 }  // namespace distca

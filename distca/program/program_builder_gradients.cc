@@ -64,15 +64,15 @@ void ProgramBuilder::message_issued() {
   const int a_layer = 2 * slots_;  // messages: a dispatch and a combine of each nano-batch
   while (!in_flight_.empty() && buckets_[in_flight_.front()].issued_at + slots_ <= messages_)
     add_first();
-  // Of the messages of backward, this one and those that are still to come.
+  // The messages of backward that are left, with this one.
   const int left = messages_of_backward_ - messages_ + 1;
   const auto queued = static_cast<int64_t>(queue_.size());
   const int64_t soon = ceil_div(queued, std::max(1, std::min(a_layer, left))),
                 in_time = ceil_div(queued, std::max(1, left)),
                 even = ceil_div(static_cast<int64_t>(buckets_.size()),
                                 std::max(1, messages_of_backward_));
-  // What is complete at once, as a large head is, leaves evenly: parts take less memory so, and the
-  // next message waits for less.
+  // Buckets that are complete at once, such as those of a large head, leave evenly: parts take less
+  // memory so, and the next message waits for less.
   const int64_t most = std::max({in_time, even, kFewATurn});
   for (int64_t turn = std::min(soon, most); turn > 0; --turn) {
     issue(queue_.front());

@@ -114,7 +114,7 @@ void ProgramBuilder::hand_over(const Visit& visit, const HandOver& what) {
   op.tick = visit.tick;
   op.stream = Stream::kComm;
   op.is_receive = what.is_receive;
-  // Of the stage before it: which nano-batch goes where.
+  // A boundary has the index of the stage before it. Tags differ by nano-batch, boundary and pass.
   const bool is_next = (what.pass == Pass::kForward) != what.is_receive;
   const int boundary = is_next ? part_.stage.index : part_.stage.index - 1;
   op.tag = last_attention_tag() + 1 +

@@ -49,7 +49,7 @@ inline StepExchanges plan_step(const std::vector<std::vector<int64_t>>& nano_bat
   return step;
 }
 
-/// `dedicated` servers beside the workers, which serve too if `in_place`.
+/// A cluster of workers and `dedicated` servers. The workers serve too if `in_place`.
 inline Cluster pool(int workers, int dedicated, bool in_place) {
   Cluster cluster = Cluster::in_place(workers);
   if (!in_place) cluster.capacity.assign(workers, 0);
@@ -59,10 +59,10 @@ inline Cluster pool(int workers, int dedicated, bool in_place) {
 
 /// How a program sums its gradients.
 struct Gradients {
-  int64_t bucket_elements = 0;  // 0: the program has none
+  int64_t bucket_elements = 0;  // size of a bucket. With 0, the program has none.
   bool distributed_optimizer = false;
   bool overlaps = true;
-  int64_t head_blocks = 30;  // what is complete first
+  int64_t head_blocks = 30;  // blocks of the head, which are complete first
   bool ties = false;  // the embedding of a pipeline's first stage is the last one's head, too
 };
 
@@ -73,11 +73,12 @@ struct Style {
   int num_layers = 2;
   ExchangeTypes types = {};
   Gradients gradients = {};
-  std::vector<int> window_of_layer = {};  // of the windows that the step was planned for
+  std::vector<int> window_of_layer = {};  // [layer] index in the windows of plan_step()
 };
 
-/// Of a model with 10 blocks of 16 elements before the layers, 100 in each layer and `head_blocks`
-/// behind; the first 10 belong to the head, too, as in a model with tied embeddings.
+/// The gradient exchange of a model with 10 blocks of 16 elements before the layers, 100 in each
+/// layer and `head_blocks` behind. The first 10 belong to the head, too, as in a model with tied
+/// embeddings.
 inline std::shared_ptr<const GradientExchange> gradients_of(const Style& style, int rank,
                                                             int num_ranks) {
   GradientExchangeRequest request{.bucket_elements = style.gradients.bucket_elements,

@@ -25,7 +25,7 @@ class SlotChain {
   /// Borrows the builder.
   SlotChain(ProgramBuilder* builder, int slot) : builder_(*builder), slot_(slot) {}
 
-  /// Whether no core attention is left.
+  /// Returns true if no core attention is left.
   bool done() const { return first_ == builder_.visits(slot_).size(); }
   /// Appends all linear work up to the next dispatch, and that dispatch. No operation waits between
   /// the post_attention of a layer and the pre_attention of the next, between the end of forward
@@ -39,15 +39,15 @@ class SlotChain {
   void attention(bool partial);
 
  private:
-  /// The visits that are played beside each other.
+  /// The visits under way, which are played together.
   std::span<const Visit> visits() const { return builder_.beside(slot_, first_); }
   void next_visits();
   void start_layer();
 
   ProgramBuilder& builder_;
   int slot_;
-  size_t first_ = 0;  // of the visits under way
-  int turn_ = -1;     // of their layer steps; -1: they have not begun
+  size_t first_ = 0;  // index of the first of the visits under way
+  int turn_ = -1;     // turn of their layer steps. -1 means that they have not begun.
 };
 
 }  // namespace distca

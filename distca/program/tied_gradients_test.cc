@@ -1,4 +1,5 @@
-// What the first and the last stage of a pipeline both hold: they cut and sum its gradients alike.
+// Weights that the first and the last stage of a pipeline both hold: the stages cut and sum their
+// gradients alike.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -23,8 +24,8 @@ std::vector<GradientBucket> tied_buckets(const GradientExchange& exchange) {
   return tied;
 }
 
-/// Of `replicas` ranks of the first of 3 stages, then of the last: 300 tied blocks that lie first
-/// here, and there behind `before` other blocks.
+/// The gradient exchanges of `replicas` ranks of the first of 3 stages, then of the last. 300 tied
+/// blocks lie first on the first stage, and behind `before` other blocks on the last.
 std::vector<GradientExchange> both_stages(int replicas, int64_t before, int64_t bucket_elements,
                                           int64_t most_buckets) {
   std::vector<GradientExchange> all;
@@ -59,7 +60,7 @@ TEST(TiedGradients, both_stages_cut_and_divide_them_alike_wherever_they_lie) {
           int64_t blocks = 0;
           for (size_t b = 0; b < first.size(); ++b) {
             blocks += first[b].elements.size() / 16;
-            std::vector<Range> slices;  // of the bucket
+            std::vector<Range> slices;  // relative to the bucket's begin
             for (const GradientExchange& exchange : all) {
               ASSERT_LE(exchange.buckets.size(), static_cast<size_t>(most));
               const std::vector<GradientBucket> tied = tied_buckets(exchange);

@@ -131,7 +131,7 @@ std::vector<std::string> validate(std::span<const Program> programs) {
       wrong.push_back(fmt::format("rank {}: {}", rank, line));
     }
   }
-  // What ranks wait for means something only where each by itself can be played.
+  // Waits between ranks mean something only where each program by itself can be played.
   if (wrong.empty()) check_ranks(programs, wrong);
   if (wrong.empty()) check_stages(programs, wrong);
   if (wrong.empty()) check_slices(programs, wrong);

@@ -20,8 +20,8 @@ namespace distca {
 ///  - no operation is missing or there twice: every nano-batch has all layers of the stage once in
 ///    each pass, and every exchange all its layer steps;
 ///  - messages lie inside their buffers, aligned and apart from each other;
-///  - every bucket of gradients is summed once, after all that adds to it, and not written
-///  meanwhile;
+///  - every bucket of gradients is summed once, after all that adds to it, and is not written
+///    meanwhile;
 ///  - every buffer is written by the right operation before it is read, and nothing reads it, sends
 ///    from it or receives into it any more when it is written again.
 std::vector<std::string> validate(const Program& program);

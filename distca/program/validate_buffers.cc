@@ -12,7 +12,7 @@
 namespace distca {
 namespace {
 
-/// What an exchange sends from and receives into.
+/// The roles of the buffers that a communication sends from and receives into.
 struct Roles {
   BufferRole out, in;
 };

@@ -1,5 +1,5 @@
-// What must be there: all phases of a stage for every nano-batch, all layer steps of every
-// exchange, and all stages of the model.
+// Checks that nothing is missing: all phases of a stage for every nano-batch, all layer steps of
+// every exchange, and all stages of the model.
 
 #include <fmt/format.h>
 

@@ -37,7 +37,7 @@ class Gradients {
   }
 
  private:
-  /// [kind] Operations of a bucket; -1: there is none.
+  /// [kind] The operations of a bucket. -1 means that there is none.
   struct Found {
     Found() { of.fill(-1); }
     std::array<int32_t, kNumOpKinds> of;
@@ -57,7 +57,7 @@ class Gradients {
     return wanted ? i : -1;
   }
 
-  /// What `before` computes, or receives, is there when `i` begins.
+  /// Checks that what `before` computes, or receives, is there when `i` begins.
   void behind(int32_t i, int32_t before) {
     if (i < 0 || before < 0) return;
     if (before > i) return say(i, fmt::format("comes before {}", numbered(program_, before)));
@@ -104,7 +104,7 @@ class Gradients {
     return true;
   }
 
-  /// What adds to a bucket has ended when it travels and is added up.
+  /// Checks that all phases that add to a bucket have ended when it travels and is added up.
   void check_backward() {
     const GradientExchange& exchange = *program_.gradients;
     std::map<std::pair<OpKind, int>, std::vector<Range>> added;
@@ -146,7 +146,7 @@ void check_gradients(const Program& program, const ProgramOrder& order,
 
 namespace {
 
-/// The message of a list that goes to, or comes from, this rank; null: none.
+/// Returns the message of a list that goes to, or comes from, this rank, or null if there is none.
 const PeerMessage* message_of(const MessageList& list, int peer) {
   const auto found = std::ranges::lower_bound(list.messages, peer, {}, &PeerMessage::peer);
   return found != list.messages.end() && found->peer == peer ? &*found : nullptr;
@@ -194,7 +194,7 @@ class Slices {
 
   void check() {
     const Range& elements = bucket_of(ranks_[0]).elements;
-    std::vector<Range> slices;  // of the bucket
+    std::vector<Range> slices;  // relative to the bucket's begin
     for (const Holder& holder : ranks_) {
       const GradientBucket& bucket = bucket_of(holder);
       // Stages that tie a weight have it at places of their own.

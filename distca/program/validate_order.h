@@ -32,9 +32,9 @@ class ProgramOrder {
 
  private:
   const Program& program_;
-  /// [op] The last compute operation that has ended before it. -1: none.
+  /// [op] The last compute operation that has ended before it, or -1.
   std::vector<int32_t> computed_before_;
-  /// [op] Of a communication: the first compute operation that begins after all its receives, and
+  /// [op] For a communication, the first compute operation that begins after all its receives, and
   /// the first one that begins after all its sends.
   std::vector<int32_t> landed_by_;
   std::vector<int32_t> left_by_;

@@ -12,7 +12,7 @@
 namespace distca {
 namespace {
 
-/// What one exchange of a rank has for one peer.
+/// The bytes that one exchange of a rank sends to and receives from one peer.
 struct Issued {
   int32_t op = -1;
   uint32_t tag = 0;
@@ -175,7 +175,7 @@ class Waiting {
  private:
   struct Rank {
     std::vector<int32_t> exchanges;            // operations, in order
-    std::vector<int> position;                 // [op] in exchanges; -1: none
+    std::vector<int> position;                 // [op] index in `exchanges`, or -1
     std::unordered_map<uint32_t, int> of_tag;  // position in exchanges
     size_t next = 0;                           // operation to begin
     int started = 0, done = 0;                 // exchanges
@@ -188,7 +188,7 @@ class Waiting {
     return ranks_[rank].done < static_cast<int>(ranks_[rank].exchanges.size());
   }
 
-  /// As far as it goes; true if it went on.
+  /// Plays a rank as far as it goes. Returns true if it went on.
   bool advance(int rank) {
     Rank& state = ranks_[rank];
     const size_t next = state.next;

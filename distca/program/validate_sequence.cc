@@ -1,5 +1,5 @@
-// Which operation needs which. What all ranks or a whole stage must have is in
-// validate_complete.cc.
+// Checks that every operation comes after those that it needs. validate_complete.cc checks what all
+// ranks or a whole stage must have.
 
 #include <fmt/format.h>
 
@@ -48,7 +48,7 @@ class Sequence {
     return ((uint64_t(kind) * 2 + uint64_t(pass)) << 48) ^ (uint64_t(uint32_t(a + 1)) << 24) ^
            uint64_t(uint32_t(b + 1));
   }
-  /// Of a nano-batch and played in both passes.
+  /// Returns true for operations of a nano-batch that are played in both passes.
   static bool is_phase(const Op& op) {
     return op.kind == OpKind::kEmbed || op.kind == OpKind::kPreAttention ||
            op.kind == OpKind::kPostAttention || op.kind == OpKind::kLoss;
@@ -60,11 +60,11 @@ class Sequence {
     const auto found = ops.find(key);
     return found == ops.end() ? -1 : found->second;
   }
-  /// Of a layer of a nano-batch: what this rank does as a home.
+  /// Finds what this rank does as a home for a layer of a nano-batch. Returns -1 if it is missing.
   int32_t at_home(OpKind kind, Pass pass, int layer, int nano) const {
     return find(at_home_, key(kind, pass, layer, nano));
   }
-  /// Of the layer step of `op` in its exchange.
+  /// Finds an operation of the layer step of `op` in its exchange. Returns -1 if it is missing.
   int32_t of_exchange(OpKind kind, Pass pass, const Op& op) const {
     return find(of_exchanges_, key(kind, pass, op.exchange, op.layer_step));
   }
@@ -131,14 +131,15 @@ class Sequence {
       after(i, OpKind::kHandOver, pass, kReceived);
     }
   }
-  /// What a stage ends with, or hands over, comes after its last layer.
+  /// The operation that a stage ends with, or that hands over, comes after its last layer.
   void ends_stage(int32_t i) {
     if (program_.ops[i].is_receive) return;
     program_.ops[i].pass == Pass::kForward
         ? after(i, OpKind::kPostAttention, Pass::kForward, highest_layer())
         : after(i, OpKind::kPreAttention, Pass::kBackward, lowest_layer());
   }
-  /// `i` comes after `other`, which the program must have; -1: it has not, or too late.
+  /// `i` comes after `other`, which the program must have. Returns `other`, or -1 if it is missing
+  /// or comes too late.
   int32_t needs(int32_t i, OpKind kind, Pass pass, int32_t other) {
     if (other < 0) {
       say(i, fmt::format("needs its {} {}, which is nowhere", pass_name(pass), op_name(kind)));
@@ -155,7 +156,7 @@ class Sequence {
   int32_t needs_of_exchange(int32_t i, OpKind kind, Pass pass) {
     return needs(i, kind, pass, of_exchange(kind, pass, program_.ops[i]));
   }
-  /// What came home has landed, and all tasks are done.
+  /// All that came home has landed, and all tasks are done.
   void needs_attention(int32_t i) {
     const int32_t combine = needs_at_home(i, OpKind::kCombine, program_.ops[i].pass);
     if (combine < 0) return;
@@ -303,8 +304,8 @@ class Sequence {
     }
   }
 
-  /// What serves backward comes after what the exchange served forward, where it did: an exchange
-  /// of backward's own has only Q, K, V that are sent again.
+  /// Operations that serve backward come after those with which the exchange served forward, where
+  /// it did: an exchange of backward's own has only Q, K, V that are sent again.
   void check_served_backward(int32_t i) {
     const Op& op = program_.ops[i];
     if (op.kind == OpKind::kRedispatch || !serves(op)) return;

@@ -95,7 +95,7 @@ void move_to(Program& program, const std::string& name, const std::string& other
 struct Break {
   const char* name;
   std::function<void(Program& program)> make;
-  std::vector<const char*> line;  // what one of the lines has
+  std::vector<const char*> line;  // texts that one of the lines has
   bool redispatched = false;
   int rank = 0;
 };

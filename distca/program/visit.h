@@ -30,18 +30,22 @@ struct HandOver {
 
 struct Visit {
   Pass pass = Pass::kForward;
-  int tick = -1;              // index in the step; -1: without a pipeline
-  int nano_batch = -1;        // of the step, whose phases this rank plays; -1: it serves alone
-  int exchange = -1;          // of the step; -1: this rank does nothing but `hand_overs`
-  bool redispatched = false;  // backward: Q, K, V are sent again; else servers have kept them
-  /// Of the model, which go through the exchange for the rank's own nano-batch, in ascending order
-  /// forward and in descending order backward. Empty where it serves alone.
+  int tick = -1;  // index in the step. Without a pipeline, it is -1.
+  /// The nano-batch of the step whose phases this rank plays. -1 means that it only serves.
+  int nano_batch = -1;
+  /// The exchange of the step. -1 means that this rank does nothing but `hand_overs`.
+  int exchange = -1;
+  bool redispatched = false;  // in backward, Q, K, V are sent again; else servers have kept them
+  /// The layers of the model that go through the exchange for the rank's own nano-batch, in
+  /// ascending order forward and in descending order backward. The range is empty where the rank
+  /// only serves.
   Range layers;
   /// How many layers of the nano-batch have gone through the exchange in earlier visits of this
   /// pass: the layer step of the first of `layers`. Above 0 only where layers have several windows.
   int first_step = 0;
-  /// Played beside the visit before it, layer step by layer step: the other pass of the same tick,
-  /// where some stages play forward and some backward. Both have as many layer steps.
+  /// True if the visit is played together with the one before it, layer step by layer step. It is
+  /// then the other pass of the same tick, where some stages play forward and some backward. Both
+  /// have as many layer steps.
   bool is_beside = false;
   /// Some rank begins with what was handed over just before. So all ranks first hand over in both
   /// slots, and one slot's messages travel under the other's compute.
@@ -59,9 +63,9 @@ struct StageExchange {
 
 /// The part of a rank in the step of a pipeline.
 struct StagePart {
-  Stage stage;                           // of a dedicated server: without layers
-  int num_nano_batches = 0;              // of the step
-  std::vector<StageExchange> exchanges;  // of the step: all ranks have the same ones
+  Stage stage;                           // without layers on a dedicated server
+  int num_nano_batches = 0;              // number of the step's nano-batches
+  std::vector<StageExchange> exchanges;  // all exchanges of the step, the same ones on all ranks
   /// [slot] At most as many as the overlap mode plays in turn (overlap.h).
   std::vector<std::vector<Visit>> slots;
   std::vector<HandOverMessages> hand_overs;  // [nano-batch]; empty on a dedicated server

@@ -63,15 +63,15 @@ struct Keys {
   int64_t tokens() const { return positions.size(); }
 };
 
-/// Those of the rows that stand at `positions`.
+/// Returns the part of the rows that stands at `positions`.
 template <typename Part>
 Part part_of(const Part& rows, const Range& positions) {
   return {rows.buffer, rows.row + positions.begin - rows.positions.begin, positions};
 }
 
-/// What all tasks of a call have in common. Tensors of queries are [group, G, tokens, dim]: query
-/// head h = key head * group + index in the group, so that a key head is read by its whole group
-/// through a stride of 0.
+/// The arguments that all tasks of a call share. Tensors of queries are [group, G, tokens, dim]:
+/// query head h = key head * group + index in the group, so that a key head is read by its whole
+/// group through a stride of 0.
 struct Call {
   Call(const Shape& call_shape, ScalarType call_type, const TaskList& call_list, int cuda_device)
       : shape(supported(call_shape, cuda_device)),
@@ -181,7 +181,7 @@ struct PartResult {
   at::Tensor lse;
 };
 
-/// Of at most kMatmulBlock queries.
+/// Computes O and LSE of at most kMatmulBlock queries.
 PartResult matmul_block(const Call& call, const Mask& mask, const Queries& queries,
                         std::span<const Keys> all_keys) {
   const Shape& s = call.shape;

@@ -27,7 +27,7 @@ class AttentionKernel {
   explicit AttentionKernel(const KernelRequest& request);
 
   const kernels::Shape& shape() const { return request_.shape; }
-  /// What the calls from now on multiply scores with, in place of the request's scale.
+  /// Sets the scale of the scores for the calls from now on, in place of the request's scale.
   void set_softmax_scale(double scale) { request_.shape.softmax_scale = scale; }
   ScalarType type() const { return request_.type; }
   /// -1 is the CPU.
@@ -50,7 +50,7 @@ class AttentionKernel {
  private:
   KernelRequest request_;  // `choice` is what was chosen, not kAuto
   kernels::Isa isa_ = kernels::Isa::kPortable;
-  std::unique_ptr<kernels::ThreadPool> pool_;  // of kCpu
+  std::unique_ptr<kernels::ThreadPool> pool_;  // null unless the choice is kCpu
 };
 
 }  // namespace distca

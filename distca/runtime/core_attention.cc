@@ -18,7 +18,7 @@ struct CoreAttention::State {
   const ExchangeBuffers& buffers;
   LayerAttention parts;
   int num_layers = 0, num_layer_steps = 0;
-  HomeRows nowhere;                  // of a rank that only serves
+  HomeRows nowhere;                  // for operations where this rank only serves
   std::vector<HomeRows> homes;       // [nano-batch x num_layers + layer]
   std::vector<Round> rounds;         // [(exchange x num_layer_steps + layer step) x 2 + pass]
   std::vector<ExchangeTasks> tasks;  // [exchange]
@@ -75,7 +75,8 @@ LayerPass CoreAttention::State::at(const Op& op) {
   return pass;
 }
 
-/// Of an operation that reads or writes rows at home; without rows where this rank only serves.
+/// The pass of an operation that reads or writes rows at home. It has none where this rank only
+/// serves.
 LayerPass CoreAttention::State::at_its_rows(const Op& op) {
   const LayerPass pass = at(op);
   const int64_t tokens = pass.home.q.defined() ? pass.home.q.size(0) : 0;

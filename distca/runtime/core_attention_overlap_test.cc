@@ -31,7 +31,7 @@ const kernels::Shape kShape{
 const std::vector<std::vector<int64_t>> kLengths = {
     {700, 1, 130, 384}, {1100, 129}, {513, 300, 40}};
 
-/// What a rank's phases would give: a function of rank, nano-batch and layer.
+/// The tensors that a rank's phases would give, as a function of rank, nano-batch and layer.
 AttentionLayers recorded(const StepExchanges& step, int rank, ScalarType type) {
   AttentionLayers layers(step.plans.size());
   for (size_t nano = 0; nano < layers.size(); ++nano) {
@@ -102,7 +102,8 @@ void expect_same_bits(const StepExchanges& step, const Outcome& got, const Outco
   }
 }
 
-/// In place, some dedicated beside them, or dedicated alone; none of the plans cuts keys.
+/// Steps that workers serve in place, alone or with dedicated servers, or that dedicated servers
+/// serve alone. No plan cuts keys.
 std::vector<StepExchanges> steps(int ranks) {
   std::vector<StepExchanges> all;
   const auto add = [&](const char* scheduler, int dedicated, bool in_place) {
@@ -209,9 +210,8 @@ TEST(CoreAttentionOverlaps, a_travelling_byte_is_copied_at_most_once_on_each_sid
 
 TEST(CoreAttentionOverlaps, what_is_sent_is_what_the_plan_counts) {
   for (const bool split_kv : {false, true}) {
-    const StepExchanges step =
-        testing::plan_step(kLengths, testing::pool(3, 1, /*in_place=*/true),
-                           {.tolerance_ppm = 0, .split_kv = split_kv});
+    const StepExchanges step = testing::plan_step(kLengths, testing::pool(3, 1, /*in_place=*/true),
+                                                  {.tolerance_ppm = 0, .split_kv = split_kv});
     int64_t counted = 0;
     for (const std::unique_ptr<Plan>& plan : step.plans) {
       ASSERT_EQ(plan->shape.element_bytes, element_bytes(ScalarType::kBFloat16));

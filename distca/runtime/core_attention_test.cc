@@ -138,11 +138,11 @@ Plan one_worker(const Plan& plan) {
   return make_plan(testing::request_for(lengths, 1, "local"));
 }
 
-/// What a plan asks of the merge.
+/// The number of merges that plans ask for.
 struct Merges {
-  int64_t on_servers = 0;   // of a server's own tasks' results
-  int64_t at_home = 0;      // of results from servers
-  int64_t without_key = 0;  // rows of a task that see none of its keys
+  int64_t on_servers = 0;   // merges of results of a server's own tasks
+  int64_t at_home = 0;      // merges with results from servers
+  int64_t without_key = 0;  // tasks with rows that see none of their keys
 
   void add(const Plan& plan) {
     const PlanIndex index(plan);

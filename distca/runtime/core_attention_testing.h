@@ -30,8 +30,8 @@ struct AttentionStyle {
   int64_t window_left = -1;
 };
 
-/// What `rank` does with its part of each nano-batch. Its layers say how many there are; a rank
-/// that only serves has as many as the others, without tensors.
+/// The program of a rank with its part of each nano-batch. A rank that only serves has as many
+/// layers as the others.
 inline Program attention_program(const std::vector<RankExchange>& exchanges,
                                  const AttentionStyle& style, const kernels::Shape& shape,
                                  ScalarType type, int num_layers, bool holds_weights) {
@@ -102,7 +102,8 @@ class AttentionPlayer final : public OpPlayer {
   CoreAttention attention_;
 };
 
-/// Plays one step of one rank; what comes out is put into `layers`.
+/// Plays one step of one rank, and puts what comes out into `layers`. They say how many layers
+/// there are. A rank that only serves has as many as the others, whose tensors are not read.
 inline ExchangeBytes play_attention(const std::vector<RankExchange>& exchanges,
                                     const AttentionStyle& style, AttentionKernel& kernel,
                                     Communicator& comm, ExchangeBuffers& buffers,

@@ -19,14 +19,14 @@ namespace {
 /// [nano-batch] of documents.
 const std::vector<std::vector<int64_t>> kLengths = {{700, 130}, {1, 520, 260}, {410}, {90, 300}};
 constexpr int kStages = 2;
-constexpr int kStageLayers = 2;  // of a stage
+constexpr int kStageLayers = 2;  // layers of a stage
 constexpr int kLayers = kStages * kStageLayers;
 const kernels::Shape kShape{
     .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8, .softmax_scale = 0.25};
 const AttentionShape kAttention{
     .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8, .element_bytes = 8};
 
-/// What the phases of all layers would give, [nano-batch][layer].
+/// The tensors that the phases of all layers would give, [nano-batch][layer].
 AttentionLayers recorded() {
   at::manual_seed(3);
   AttentionLayers layers;

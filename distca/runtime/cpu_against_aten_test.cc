@@ -1,4 +1,4 @@
-// Errors of the CPU attention kernel against double beside those of ATen's CPU
+// Errors of the CPU attention kernel against double, compared with those of ATen's CPU
 // scaled_dot_product_attention on the same inputs.
 
 #include <ATen/ATen.h>

@@ -3,14 +3,12 @@
 // kernels/attention.h, through ATen's fused operators. The operators are reached by dispatch, so
 // CUDA is not needed to compile this.
 //
-// Which operator computes a task depends on its type:
+// The operator that computes a task depends on its type:
 //  - bf16 goes through FlashAttention's variable-length operators, if head_dim_qk = head_dim_v is
-//  at
-//    most 256. All tasks of a call go in as few launches as masks and memory allow
+//    at most 256. All tasks of a call go in as few launches as masks and memory allow
 //    (kernels/varlen_launches.h).
 //  - fp32 goes through efficient attention, with one call for each sequence. Windows take the
-//  matmul
-//    path.
+//    matmul path.
 //  - fp64 takes the matmul path of aten_attention.h. So do head dims that differ or exceed 256, and
 //    keys with a gap.
 //
@@ -32,11 +30,11 @@ namespace distca {
 class TaskLaunches;
 class VarlenOperator;
 
-/// Whether a fused operator computes the task.
+/// Returns true if a fused operator computes the task.
 bool is_fused(const kernels::Shape& shape, ScalarType type, const kernels::Task& task);
 
-/// What computes the tasks that go through a fused operator: FlashAttention in bf16, efficient
-/// attention in fp32 (runtime/varlen_attention.h).
+/// Makes the operator for the tasks that are fused: FlashAttention in bf16, efficient attention in
+/// fp32 (runtime/varlen_attention.h).
 std::unique_ptr<VarlenOperator> fused_operator(const kernels::Shape& shape, ScalarType type);
 
 /// Makes the launches of cuda_forward or cuda_backward ahead of the first call. The rows of the

@@ -173,7 +173,7 @@ TEST_P(CudaAttentionTest, partial_keys_with_the_global_lse_add_up_to_the_whole) 
   for (const int i : {0, 1}) {
     const Range keys = i == 0 ? Range{0, 151} : Range{151, 290};
     o[i] = Tensor(partial, 290, 4, 16), lse[i] = Tensor(partial, 290, 4, 1);
-    Document results(c);  // of this part
+    Document results(c);  // for O and LSE of this part
     std::swap(results.o, o[i]), std::swap(results.lse, lse[i]);
     {
       const OnDevice part(results);

@@ -14,12 +14,12 @@
 
 namespace distca {
 
-/// What is measured: the backward of one causal document, whose tokens have these heads.
+/// The work that is measured: the backward of one causal document, whose tokens have these heads.
 struct DeterministicProbe {
   kernels::Shape shape;
   ScalarType type = ScalarType::kBFloat16;
   int64_t tokens = 0;
-  int cuda_device = 0;  // -1: the CPU, where a test has stand-ins for the operators
+  int cuda_device = 0;  // -1 is the CPU, where a test has stand-ins for the operators
 };
 
 /// The best of three times with deterministic operators over the best of three without, which take

@@ -45,7 +45,7 @@ TEST(ExchangeBuffers, give_back_what_kept_keys_before_a_program_that_has_them_re
   kept.ops.push_back({.kind = OpKind::kDispatch});
   buffers.prepare(kept);
   EXPECT_EQ(buffers.allocated_bytes(), 380);
-  // As an evaluation between two steps.
+  // An evaluation runs between two steps.
   Program evaluation = with_buffers({{BufferRole::kQkvOut, 50}, {BufferRole::kQkvIn, 100}});
   evaluation.ops.push_back({.kind = OpKind::kDispatch});
   buffers.prepare(evaluation);

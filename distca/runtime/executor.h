@@ -42,7 +42,7 @@ inline constexpr int kNumOpParts = 5;
 struct OpTimes {
   using Parts = std::array<double, kNumOpParts>;
   std::array<std::array<Parts, 2>, kNumOpKinds> seconds{};            // elapsed
-  std::array<std::array<Parts, 2>, kNumOpKinds> processor_seconds{};  // of the playing thread
+  std::array<std::array<Parts, 2>, kNumOpKinds> processor_seconds{};  // by the playing thread
 
   // The elapsed seconds of some operations or parts, summed.
   double of(OpKind kind, Pass pass, OpPart part) const;

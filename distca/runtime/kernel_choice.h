@@ -1,7 +1,7 @@
 #pragma once
-// What can compute core attention, and which of it computes a request: the names that a
-// configuration gives, and what each of them cannot compute. It needs no PyTorch. AttentionKernel
-// (attention_kernel.h) computes.
+// The kernels that can compute core attention, and the choice of the one that computes a request:
+// the names that a configuration gives, and what each of them cannot compute. It needs no PyTorch.
+// AttentionKernel (attention_kernel.h) computes.
 //
 //   const KernelRequest request{.choice = kernel_choice("cpu"), .shape = shape};
 //   if (const std::string fault = kernel_fault(request); !fault.empty()) ...
@@ -39,7 +39,7 @@ std::string_view kernel_name(KernelChoice choice);
 /// All names of kKernelNames.
 std::vector<std::string> kernel_names();
 
-/// What is to be computed, and where.
+/// The computation that is asked for, and its device.
 struct KernelRequest {
   KernelChoice choice = KernelChoice::kAuto;
   kernels::Shape shape;

@@ -37,7 +37,7 @@ struct HomeRows {
 /// How far one pass of one layer step of an exchange has come.
 struct Round {
   size_t tasks_done = 0;
-  bool landed = false;               // whether everything that comes home has arrived
+  bool landed = false;               // true if everything that comes home has arrived
   std::span<std::byte> arrived;      // where that lies
   std::vector<at::Tensor> partials;  // [2 x tasks] O and LSE of the tasks that are partial
 };
@@ -49,12 +49,12 @@ struct KernelTasks {
   kernels::TaskList partial;           // forward: tasks whose O and LSE are parts of merges
   kernels::TaskList backward;          // all tasks
   std::vector<int32_t> partial_tasks;  // [partial.tasks] the index in rows.tasks
-  TaskLaunches whole_launches{}, partial_launches{}, backward_launches{};  // of the three lists
+  TaskLaunches whole_launches{}, partial_launches{}, backward_launches{};  // for the three lists
 };
 using ExchangeTasks = std::array<KernelTasks, kNumTaskSets>;  // [TaskSet]
 ExchangeTasks kernel_tasks(const AttentionExchange& exchange);
 
-/// Which messages of an exchange.
+/// The messages of an exchange that are issued: sends, receives or both.
 enum class Directions { kBoth, kSends, kReceives };
 
 /// One pass of one layer through an exchange. It borrows everything.
@@ -131,8 +131,8 @@ class LayerAttention {
   AttentionKernel& kernel_;
   Communicator& comm_;
   kernels::Shape shape_;
-  ScalarType type_;         // of Q, K, V, O
-  ScalarType accumulator_;  // of LSE and sums: fp64 for fp64, else fp32
+  ScalarType type_;         // the type of Q, K, V, O
+  ScalarType accumulator_;  // the type of LSE and sums: fp64 for fp64, else fp32
   ExchangeBytes bytes_;
 };
 

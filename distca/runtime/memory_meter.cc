@@ -43,7 +43,7 @@ class CountingAllocator final : public at::Allocator {
     default_copy_data(to, from, count);
   }
 
-  static thread_local std::shared_ptr<Counter> counter_;  // of the thread's meter
+  static thread_local std::shared_ptr<Counter> counter_;  // the counter of the thread's meter
 
  private:
   struct Header {

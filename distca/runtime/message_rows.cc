@@ -72,7 +72,7 @@ int64_t pack(const at::Tensor& local, const std::vector<RowRange>& ranges, const
 
 int64_t unpack(const at::Tensor& part, const std::vector<RowRange>& ranges, const at::Tensor& local,
                const std::vector<Range>& skip, RowMoves& moves) {
-  int64_t first = 0;  // of the range in the message
+  int64_t first = 0;  // first row of the range in the message
   int64_t bytes = 0;
   for (const RowRange& range : ranges) {
     const int64_t end = range.row + range.tokens.size();

@@ -32,7 +32,7 @@ class MessageRows {
   int64_t tokens(int index) const { return parts_[index].rows; }
   /// All parts as one row, [1, 1, numbers]. They have one type (CHECK).
   at::Tensor flat() const;
-  /// The same parts in another type, elsewhere.
+  /// Returns the same parts in another type, at `memory`.
   MessageRows in_type(ScalarType type, std::byte* memory) const;
 
  private:

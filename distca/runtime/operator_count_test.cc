@@ -25,7 +25,7 @@ constexpr kernels::Shape kShape{
     .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 16, .softmax_scale = 0.25};
 using Counts = std::map<std::string, int64_t>;
 
-/// What all ranks call in `layers` layers.
+/// The calls of each operator by all ranks in `layers` layers.
 Counts counts(const Plan& plan, const testing::AttentionStyle& style, int layers) {
   const PlanIndex index(plan);
   Counts all;
@@ -53,7 +53,8 @@ Counts counts(const Plan& plan, const testing::AttentionStyle& style, int layers
   return all;
 }
 
-/// Of one layer and rank: what the second and third layer add. `backward`: of it alone.
+/// The calls of one layer on one rank, by what the second and third layer add. With `backward`,
+/// those of backward alone, otherwise those of forward.
 double of_a_layer(const Plan& plan, testing::AttentionStyle style, bool backward) {
   const auto total = [&](const testing::AttentionStyle& of, int layers) {
     int64_t sum = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// What TaskLaunches keeps: launches of kernels/varlen_launches.h with the rows that they move, and
-// with their lists on the device. Include <ATen/ATen.h> before this header.
+// The launches of kernels/varlen_launches.h that TaskLaunches keeps, with the rows that they move,
+// and with their lists on the device. Include <ATen/ATen.h> before this header.
 // Thread rule: as TaskLaunches.
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Run {
 struct PlayedLaunch {
   kernels::VarlenLaunch launch;
   std::vector<Run> queries;
-  std::vector<Run> gradients;  // of keys
+  std::vector<Run> gradients;  // rows of dK and dV that it adds to
   bool queries_overlap = false, gradients_overlap = false;
   LaunchLists lists{};
 };
@@ -38,7 +38,7 @@ struct TaskLaunches::Made {
   /// Lets the current stream wait for that transfer, whichever stream it went through.
   void follow(const at::Device& device) const;
 
-  std::vector<bool> aligned;  // as aligned_keys() said
+  std::vector<bool> aligned;  // the result of aligned_keys()
   std::vector<Run> gathered;  // keys, by the rows that they get
   int64_t gathered_rows;
   std::vector<Run> without_keys;

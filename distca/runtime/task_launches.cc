@@ -19,7 +19,7 @@ using kernels::TaskList;
 using kernels::VarlenLaunch;
 using kernels::VarlenPlan;
 
-/// Whether two runs have a row of a buffer in common.
+/// Returns true if two runs have a row of a buffer in common.
 bool overlap(std::vector<Run> runs) {
   std::ranges::sort(runs, {}, [](const Run& run) { return std::pair(run.buffer, run.from); });
   for (size_t i = 1; i < runs.size(); ++i) {

@@ -4,7 +4,7 @@
 // address. So the layers of a plan share it: it is made and brought to the device once, when the
 // first of them asks for it.
 //
-//     TaskLaunches launches;   // beside the list of one pass
+//     TaskLaunches launches;   // kept with the list of one pass
 //     for (int layer = 0; layer < layers; ++layer) {
 //       set_buffers(layer, list);                           // other rows, the same tasks
 //       kernel.forward(type, list, &launches);

@@ -28,7 +28,7 @@ kernels::Rows rows_of(const at::Tensor& tensor, int64_t row = 0);
 /// the CPU.
 at::Tensor tensor_of(const kernels::Rows& rows, ScalarType type, int64_t tokens, int64_t heads,
                      int64_t dim, int cuda_device);
-/// The same with the sizes and strides that are given, in numbers.
+/// Borrowed memory as a tensor of these sizes and strides, both in elements.
 at::Tensor tensor_of(void* data, ScalarType type, std::initializer_list<int64_t> sizes,
                      std::initializer_list<int64_t> strides, int cuda_device);
 /// Rows [row, row + tokens) of a tensor of three dimensions, whose memory they borrow.

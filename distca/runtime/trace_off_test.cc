@@ -1,4 +1,5 @@
-// What tracing costs a run that does not trace. A program of its own: it counts allocations.
+// The cost of tracing for a run that does not trace. This is a program of its own, because it
+// counts allocations.
 
 #include <gtest/gtest.h>
 

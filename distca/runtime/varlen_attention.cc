@@ -186,7 +186,7 @@ class VarlenPlayer {
             keys_at(buffer.v, type_, first, end - first, shape_.head_dim_v)};
   }
 
-  /// Whether the rows of a launch can be read where they lie.
+  /// Returns true if the rows of a launch can be read where they lie.
   bool lie_in_place(const std::vector<Run>& runs, Rows QueryBuffer::*field) const {
     return runs.size() == 1 && kernels::loads_aligned(list_.queries[runs[0].buffer].*field, type_);
   }

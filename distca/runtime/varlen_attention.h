@@ -53,8 +53,8 @@ void varlen_prepare(const kernels::Shape& shape, ScalarType type, const kernels:
                     int cuda_device, Pass pass, TaskLaunches* launches);
 /// Computes O and LSE. The keys of every task must be consecutive. `cuda_device` says where all
 /// pointers live; -1 is the CPU. Returns the bytes that were copied: gathered keys, packed rows,
-/// and O and LSE that were put where they belong. `launches`: of earlier calls with the same tasks
-/// and pass; null: they are made for this call.
+/// and O and LSE that were put where they belong. `launches` are those of earlier calls with the
+/// same tasks and pass; with null, they are made for this call.
 int64_t varlen_forward(const kernels::Shape& shape, ScalarType type, ScalarType o_type,
                        const kernels::TaskList& list, int cuda_device, const VarlenOperator& op,
                        TaskLaunches* launches = nullptr);

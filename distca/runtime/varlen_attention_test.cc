@@ -1,5 +1,5 @@
-// What runs on CUDA, run on CPU: the same code with ATen's operators replaced by kernels that
-// compute on CPU what the CUDA ones say they compute, against whole matrices.
+// Runs the code for CUDA on the CPU: ATen's operators are replaced by kernels that compute on the
+// CPU what the CUDA ones are documented to compute. The results are compared with whole matrices.
 
 #include "distca/runtime/varlen_attention.h"
 

@@ -21,25 +21,25 @@ constexpr int64_t kGoesOn = -1;
 constexpr size_t kMostCompared = 1000;  // kinds may change at every step
 constexpr size_t kMostPlanned = 1000;   // likewise; that of a rank alone may serve all its forwards
 
-/// What a rank says of a kind of layer. Ranks must agree on all of it.
+/// A kind of layer, as a rank announces it. Ranks must agree on all of it.
 struct SaidKind {
   int64_t on_cuda, num_heads, num_kv_heads, head_dim, head_dim_v, dtype, window_left, linear_work;
   double softmax_scale;
 };
 
-/// What a rank says of a forward. Ranks must agree on what `announce` checks.
+/// A forward, as a rank announces it. Ranks must agree on what `announce` checks.
 struct Announcement {
   int64_t ended;  // kGoesOn, or how many batches the rank had and no more come: the rest is zeros
-  uint64_t latest_plans;  // of Ranks
+  uint64_t latest_plans;  // Ranks::latest_plans
   uint64_t inputs;        // inputs_of the plans
-  int64_t compares;       // 1: this rank wants the plans to be compared before they are followed
+  int64_t compares;       // 1 if this rank wants the plans to be compared before they are followed
   int64_t documents;
   int64_t num_kinds;
-  SaidKind first;                               // of the kinds; zeros if there is none
-  std::array<int64_t, kLengthsAtOnce> lengths;  // of the first documents
+  SaidKind first;                               // the first kind; zeros if there is none
+  std::array<int64_t, kLengthsAtOnce> lengths;  // tokens of the first documents
 };
 
-/// What a rank says of a plan.
+/// A plan, as a rank announces it.
 struct SaidPlan {
   SaidKind kind;
   std::array<char, 16> hash;
@@ -76,7 +76,7 @@ void check_same(const SaidKind& theirs, const SaidKind& first, size_t rank) {
   check("softmax_scale", &SaidKind::softmax_scale);
 }
 
-/// The hash of what plans depend on beside the lengths.
+/// The hash of what plans depend on, except the lengths.
 uint64_t inputs_of(const LayerKinds& layers) {
   Fnv1a64 hash;
   for (const LayerKind& layer : layers) {
@@ -89,7 +89,7 @@ uint64_t inputs_of(const LayerKinds& layers) {
   return hash.value();
 }
 
-/// What all ranks say, in rank order. Throws if what they say does not fit together.
+/// Returns what all ranks announce, in rank order. Throws if it does not fit together.
 std::vector<Announcement> announce(Ranks& over, Announcement mine) {
   mine.latest_plans = over.latest_plans;
   auto said = all_gather(over.comm(), mine, "telling lengths of documents");

@@ -1,7 +1,8 @@
 #pragma once
-// What all ranks know before the layers of a forward exchange anything: the lengths of all ranks'
-// documents, and the plans made of them, one for each kind of layer. It takes one small message to
-// each rank, so it may be made one batch ahead, in a thread, over a group of its own.
+// An agreement is what all ranks know before the layers of a forward exchange anything: the lengths
+// of all ranks' documents, and the plans made of them, one for each kind of layer. It takes one
+// small message to each rank, so it may be made one batch ahead, in a thread, over a group of its
+// own.
 //
 // Every rank plans for itself, and no rank may follow a plan that others do not have. A plan is a
 // pure function of the lengths, the kinds of layers and the planner. So the message with the
@@ -25,10 +26,10 @@ struct Agreement {
     api::BatchPlan plan;
   };
 
-  api::BatchRequest request;  // of all ranks' documents; the rest is that of no kind
+  api::BatchRequest request;  // all ranks' documents; the fields of a kind of layer are arbitrary
   std::vector<Planned> planned;
 
-  /// Null: not planned.
+  /// Returns null if that kind is not planned.
   const api::BatchPlan* plan_of(const LayerKind& layer) const;
   /// Plans more kinds of layers and compares them with those of the other ranks. All ranks call it
   /// with equally many kinds; the ranks' mutex is locked. Throws Error(kUsage) that names a rank

@@ -57,24 +57,24 @@ LayerKind kind_of(const Tensor& q, const Tensor& k, const Tensor& v, double soft
           .linear_work = linear_work};
 }
 
-/// Of a step, which belongs to layers on any device.
+/// The handle of a step lies on the CPU, as the step belongs to layers on any device.
 Tensor handle_of(std::shared_ptr<Step> step) {
   return Handles<Step>::all().give(std::move(step), at::kCPU);
 }
 
-// What has no tensors to be dispatched by.
+// The operators of a group and of a step. Most have no tensors to be dispatched by.
 
 void open(std::string group, std::string backend, double timeout_s, double startup_timeout_s) {
   Ranks::open(group, backend, {.timeout_s = timeout_s, .startup_timeout_s = startup_timeout_s});
 }
 
-/// [4] forwards, backwards, bytes sent, plans made.
 void throw_if_failed(std::string group) {
   const std::shared_ptr<Ranks> ranks = Ranks::find(group);
   const std::scoped_lock lock(ranks->mutex);
   ranks->throw_if_failed();
 }
 
+/// [4] forwards, backwards, bytes sent, plans made.
 std::vector<int64_t> counts(std::string group) {
   const auto ranks = Ranks::find(group);
   const std::scoped_lock lock(ranks->mutex);
@@ -97,7 +97,7 @@ Tensor begin(std::string group, at::IntArrayRef cu_seqlens, const Tensor& q, con
   return handle_of(std::make_shared<Step>(std::move(ranks), std::move(agreed)));
 }
 
-constexpr int64_t kColumns = 9;  // of a kind of layer
+constexpr int64_t kColumns = 9;  // the numbers of a kind of layer
 
 /// [kinds, kColumns] The kinds of layers of the latest forwards, for `begin_ahead`.
 Tensor usual_layers(std::string group) {
@@ -142,7 +142,8 @@ Tensor begin_ahead(std::string group, std::string over, at::IntArrayRef cu_seqle
 /// Tells the ranks of `over` that this one's loader has ended after so many batches.
 void end_ahead(std::string over, int64_t batches) { agree_on_end(*Ranks::find(over), batches); }
 
-/// Whether a step has the attention of a layer: 0 no; 1 its backward is to come; 2 it has ended.
+/// Returns 0 if a step does not have the attention of a layer, 1 if its backward is to come, and 2
+/// if that has ended.
 int64_t state_of(const Tensor& step, int64_t layer) {
   const auto call = Handles<Step>::all().of(step)->call(layer);
   return !call ? 0 : call->is_over() ? 2 : 1;
@@ -178,7 +179,7 @@ Tensor combine(const Tensor& handle, const Tensor& q, const Tensor& k, const Ten
 
 Tensor lse(const Tensor& handle) { return Handles<Call>::all().of(handle)->lse(); }
 
-// The same on tensors without data.
+// The operators of a layer on tensors without data.
 
 Tensor dispatch_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& step,
                      int64_t layer, double softmax_scale, int64_t window_left,
@@ -291,7 +292,7 @@ Tensor combine_autograd(const Tensor& handle, const Tensor& q, const Tensor& k, 
   return Combine::apply(handle, q, k, v);
 }
 
-/// Those that take tensors of a layer.
+/// Adds the operators that take tensors of a layer.
 void add_layer_operators(torch::Library& library) {
   library.impl("begin", &begin);
   library.impl("dispatch", &dispatch);

@@ -19,7 +19,7 @@
 namespace distca::torch_ops {
 namespace {
 
-constexpr size_t kRememberedKinds = 16;  // of layers: each has the threads of a kernel
+constexpr size_t kRememberedKinds = 16;  // kinds of layers: each has the threads of a kernel
 constexpr size_t kRememberedPlans = 8;
 constexpr size_t kRememberedForwards = 4;  // two nano-batches of two steps
 
@@ -46,14 +46,14 @@ class Alone : public Communicator {
   const int cuda_device_;
 };
 
-/// What carries Q, K, V, O and gradients of the ranks that have met in a store.
+/// Makes the communicators that carry Q, K, V, O and gradients of ranks that have met in a store.
 struct Carriers {
-  const std::string backend;  // as Ranks::open() takes it
+  const std::string backend;  // the argument of Ranks::open()
   const c10::intrusive_ptr<c10d::Store> store;
   const int rank;
   const int size;
   const CommOptions options;
-  const std::function<bool()> is_over;  // whether the program has destroyed the group
+  const std::function<bool()> is_over;  // returns true once the program has destroyed the group
 
   std::unique_ptr<Communicator> connect(int cuda_device) const {
     const bool on_cpu = cuda_device < 0;
@@ -265,7 +265,7 @@ Counts Ranks::counts() const {
   Counts counts{.forwards = forwards, .backwards = backwards, .plans = plans_};
   for (const auto& [cuda_device, carrier] : carriers_) {
     if (carrier.made.empty()) continue;
-    counts.sent_bytes += carrier.made.back().attention->sent_bytes();  // those beside it, too
+    counts.sent_bytes += carrier.made.back().attention->sent_bytes();  // the sum of all kinds
   }
   return counts;
 }

@@ -26,20 +26,20 @@ class Stream;
 
 namespace distca::torch_ops {
 
-/// What makes one layer's attention another kind than another one's.
+/// The kind of a layer's attention. Layers of one kind share a CoreAttention.
 struct Kind {
   api::Shape shape;
-  int cuda_device = -1;  // where the tensors lie; -1: on the CPU
+  int cuda_device = -1;  // The device of the tensors. -1 is the CPU.
   bool operator==(const Kind&) const = default;
 };
 
-/// What the plan of a layer depends on, beside the documents, and what ranks must agree on. No plan
-/// depends on the scale.
+/// The properties of a layer on which, together with the documents, its plan depends, and on which
+/// ranks must agree. No plan depends on the scale.
 struct LayerKind {
   Kind kind;
   double softmax_scale = 0;
   int64_t window_left = -1;
-  int64_t linear_work = 0;  // of BatchRequest
+  int64_t linear_work = 0;  // BatchRequest::linear_work
   bool operator==(const LayerKind&) const = default;
 };
 using LayerKinds = std::vector<LayerKind>;
@@ -69,8 +69,8 @@ class Ranks {
   /// they end, the others hear of that, and this rank waits for none of them.
   static void close_all(bool failed);
 
-  /// Meets the same ranks where messages lie on a device, or -1 in host memory. Null: they go
-  /// through the communicator that is there.
+  /// Meets the same ranks where messages lie on a device, or -1 in host memory. Null means that
+  /// they go through the communicator that is there.
   using Connect = std::function<std::unique_ptr<Communicator>(int cuda_device)>;
   explicit Ranks(std::unique_ptr<Communicator> comm, Connect connect = nullptr)
       : comm_(std::move(comm)), connect_(std::move(connect)) {}
@@ -90,8 +90,8 @@ class Ranks {
   /// Throws the Error(kComm) of the group, if it has failed (Communicator::throw_if_failed).
   void throw_if_failed() const;
 
-  /// What `agree` remembers of the agreements before: hashes of what plans were made of, whose
-  /// plans have been compared, and that of the latest plans.
+  /// Hashes that `agree` keeps of the agreements before: of the inputs whose plans have been
+  /// compared, and of the latest plans.
   std::set<uint64_t> compared;
   uint64_t latest_plans = 0;
 
@@ -112,11 +112,12 @@ class Ranks {
     Kind kind;
     std::shared_ptr<api::CoreAttention> attention;
   };
-  /// What carries Q, K, V, O and gradients of a device, or of the CPU.
+  /// The communicator that carries Q, K, V, O and gradients of a device, or of the CPU, and its
+  /// users.
   struct Carrier {
-    std::unique_ptr<Communicator> own;   // null: comm_
-    std::unique_ptr<Communicator> comm;  // of all kinds of layers
-    std::vector<Made> made;              // beside each other, the latest last
+    std::unique_ptr<Communicator> own;   // Null means that comm_ carries them.
+    std::unique_ptr<Communicator> comm;  // serves all kinds of layers
+    std::vector<Made> made;              // all share `comm`, the latest last
   };
   struct Planned {
     api::BatchRequest request;

@@ -15,7 +15,7 @@
 namespace distca::torch_ops {
 namespace {
 
-constexpr size_t kMostKinds = 1000;  // of the layers of a forward; a rank alone has one for all
+constexpr size_t kMostKinds = 1000;  // kinds in a Step, which a rank alone may use for all forwards
 
 uint32_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0

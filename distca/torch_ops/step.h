@@ -47,17 +47,17 @@ class Call {
   /// Returns dQ, dK and dV. `last`: the graph is freed, so O and what was received are freed, too.
   std::tuple<at::Tensor, at::Tensor, at::Tensor> end_backward(bool last);
 
-  /// Whether its backward has ended.
+  /// Returns true if its backward has ended.
   bool is_over() const { return over_; }
 
  private:
   const std::shared_ptr<Ranks> ranks_;  // first: it outlives the handles
   const std::shared_ptr<api::CoreAttention> attention_;
-  const int cuda_device_;                // -1: the CPU
-  std::optional<api::Forward> forward_;  // none: freed
+  const int cuda_device_;                // -1 is the CPU.
+  std::optional<api::Forward> forward_;  // none once freed
   std::optional<api::Backward> backward_;
   bool over_ = false;
-  std::optional<uint32_t> o_version_;  // none: not waited for
+  std::optional<uint32_t> o_version_;  // none until O is waited for
 };
 
 class Step {
@@ -76,7 +76,7 @@ class Step {
  private:
   const std::shared_ptr<Ranks> ranks_;
   Agreement agreed_;
-  const std::shared_ptr<LayerKinds> kinds_ = std::make_shared<LayerKinds>();  // of its layers
+  const std::shared_ptr<LayerKinds> kinds_ = std::make_shared<LayerKinds>();  // its layers' kinds
   std::map<int64_t, std::weak_ptr<Call>> calls_;
 };
 

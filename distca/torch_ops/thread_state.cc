@@ -40,8 +40,8 @@ struct DeviceState {
   c10::Stream stream;
 };
 
-/// What ThreadLocalState leaves out, too: whether autocast may keep the casts of weights, and
-/// random numbers, which checkpointing draws again as they follow each other.
+/// The state of a thread, with what ThreadLocalState leaves out: whether autocast may keep the
+/// casts of weights, and random numbers, which checkpointing draws again as they follow each other.
 struct ThreadState {
   explicit ThreadState(int cuda_device) {
     if (cuda_device >= 0)
@@ -51,7 +51,7 @@ struct ThreadState {
   at::ThreadLocalState most;
   bool keeps_casts = at::autocast::is_autocast_cache_enabled();
   at::Tensor random = random_state(at::detail::getDefaultCPUGenerator());
-  std::optional<DeviceState> on_device;  // none: no device has been used
+  std::optional<DeviceState> on_device;  // none if no device has been used
   // The casts that autocast keeps belong to the process. They fit only who casts alike.
   bool grad = at::GradMode::is_enabled();
   bool inference = c10::InferenceMode::is_enabled();
@@ -67,7 +67,7 @@ struct ThreadState {
 }  // namespace
 
 /// A copy of this thread's state, with that of a CUDA device unless its index is below 0.
-/// distca_thread_state_free() gives it back. Null: no memory.
+/// distca_thread_state_free() gives it back. Null means that there is no memory.
 extern "C" void* distca_thread_state_copy(int cuda_device) noexcept {
   try {
     return new ThreadState(cuda_device);

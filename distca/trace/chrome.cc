@@ -13,7 +13,7 @@
 namespace distca {
 namespace {
 
-constexpr int kComputeThread = 0;  // those of messages under way follow
+constexpr int kComputeThread = 0;  // the threads of messages under way follow
 /// In the order of TraceKind.
 constexpr std::array kKindNames = {"step", "compute", "copy", "launch", "wait", "flight"};
 static_assert(kKindNames.size() == static_cast<size_t>(TraceKind::kFlight) + 1);

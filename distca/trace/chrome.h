@@ -13,18 +13,18 @@
 
 namespace distca {
 
-/// What a rank is, and how its clock was put on rank 0's.
+/// The role of a rank, and how its clock was put on rank 0's.
 struct TraceRank {
   bool server = false;  // a dedicated server, which holds no weights
-  int stage = -1;       // of a pipeline; -1: a dedicated server, or there is no pipeline
+  int stage = -1;       // index in the pipeline. -1 without one, and for a dedicated server.
   /// Seconds that were added to this rank's clock, at its first event, to get rank 0's.
   double clock_offset_s = 0;
   double clock_drift = 0;          // seconds that the offset grows in a second
   double clock_uncertainty_s = 0;  // the largest error of the offset
 };
 
-/// What a rank adds to the file, with one event a line. Events ascend by their begin. Those of all
-/// ranks are on one clock, and no time is below 0. Times are kept to the nanosecond.
+/// The part of the file that one rank adds, with one event a line. Events ascend by their begin.
+/// Those of all ranks are on one clock, and no time is below 0. Times are kept to the nanosecond.
 std::string chrome_events(int rank, const TraceRank& what, std::span<const TraceEvent> events);
 /// The text of the file of all ranks: what each rank is, and its chrome_events.
 std::string chrome_json(std::string_view overlap, std::span<const TraceRank> ranks,

@@ -8,7 +8,7 @@
 
 namespace distca {
 
-/// What a rank's time went to. trace/chrome.cc names them.
+/// The kinds of events in which a rank's time is recorded. trace/chrome.cc names them.
 enum class TraceKind : uint8_t {
   kStep,     // a whole step; all other events of the step lie within it
   kCompute,  // an operation of the compute stream
@@ -27,10 +27,11 @@ struct TraceEvent {
   double begin_s = 0;
   double end_s = 0;  // on the rank's steady clock (base/clock.h)
   int64_t step = 0;
-  int layer = -1;        // -1: none
-  int micro_batch = -1;  // -1: none
-  int nano_batch = -1;   // -1: none
-  int tick = -1;         // of a pipeline, index in the step; -1: none
+  /// The place of the event's operation in the step. -1 means that it has none.
+  int layer = -1;
+  int micro_batch = -1;
+  int nano_batch = -1;
+  int tick = -1;  // the tick of a pipeline, as its index in the step
   /// The tag of an exchange; 0 for other events. Step, tag and peer identify the other side.
   uint32_t tag = 0;
   std::vector<int> from;  // ranks whose messages are awaited

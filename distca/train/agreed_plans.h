@@ -17,7 +17,8 @@ namespace distca {
 
 class AgreedPlans {
  public:
-  /// As PlanAhead. Ranks talk through `comm`.
+  /// Starts planning the first batch, as PlanAhead does. The ranks compare their plans through
+  /// `comm`, which it borrows.
   AgreedPlans(PlanAhead::PlanNext plan_next, Speeds speeds, Communicator& comm)
       : comm_(comm), ahead_(std::move(plan_next), std::move(speeds)) {}
 

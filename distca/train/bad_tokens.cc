@@ -11,7 +11,8 @@
 namespace distca {
 namespace {
 
-/// Which ids the model has, how many the tokenizer has, and how a model comes to have enough.
+/// Returns the end of an error message: the ids that the model has, how many the tokenizer has or
+/// else the largest id found, and how to get a model or data that fit.
 std::string words(const Config& config, const std::optional<RecordedIds>& recorded,
                   const std::string& prefix, int64_t largest_id) {
   const int64_t size = config.model.vocab_size;

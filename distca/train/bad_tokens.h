@@ -12,7 +12,7 @@ namespace distca {
 
 struct Config;
 
-/// Which ids the model has, and what becomes of a token with another one.
+/// The ids that the model has, 0 to size - 1, and what becomes of a token with another one.
 struct Vocabulary {
   int64_t size = IndexedDataset::kAnyVocabulary;
   enum class BadTokens : uint8_t {
@@ -23,8 +23,8 @@ struct Vocabulary {
   int64_t id = 0;
 };
 
-/// What the configuration says. Throws Error(kConfig) if data.bad_tokens is none of its words and
-/// no id of the model.
+/// Returns the vocabulary that the configuration gives. Throws Error(kConfig) if data.bad_tokens is
+/// neither one of its words nor an id of the model.
 Vocabulary vocabulary_of(const Config& config);
 
 /// The line that refuses a token of set `set`; it names the model, the tokenizer if it is known,

@@ -15,8 +15,8 @@
 namespace distca {
 namespace {
 
-// On a device, giving it the messages and hearing that they are through take some 0.1 ms of the
-// host's, which must be little beside their flight.
+// The host takes some 0.1 ms to start a device's messages and to notice that they have arrived.
+// The messages are so large that this is little compared with their transfer.
 constexpr int64_t kHostBytes = 4 << 20, kDeviceBytes = 256 << 20;
 constexpr int kRounds = 4;
 constexpr const char* kOperation = "bandwidth measurement";

@@ -28,8 +28,8 @@ class BatchPrograms {
   /// The program of a rank. `gradients` is what it exchanges of them; null on a dedicated server
   /// and for evaluation.
   Program of(int rank, std::shared_ptr<const GradientExchange> gradients) const;
-  /// The same with an exchange of gradients that is made here, of at most so many buckets, where
-  /// the rank has one.
+  /// The program of a rank with an exchange of gradients that is made here, of at most so many
+  /// buckets, if the rank has one.
   Program of(int rank, int64_t most_buckets = kMostBuckets) const;
 
  private:
@@ -44,7 +44,8 @@ class BatchPrograms {
 /// core attention sends and what is handed over, not sums of gradients.
 int64_t bytes_between_nodes(const Program& program, int rank, int64_t ranks_per_node);
 
-/// What a rank exchanges of gradients in a training step; null on a dedicated server.
+/// Returns the exchange of a rank's gradients in a training step, of at most so many buckets, or
+/// null on a dedicated server.
 std::shared_ptr<const GradientExchange> rank_gradients(const Config& config, const RunGrid& run,
                                                        int rank,
                                                        int64_t most_buckets = kMostBuckets);

@@ -1,5 +1,5 @@
 #pragma once
-// What a process does once before its ranks train: it checks the run and sets PyTorch up.
+// Checks a run and sets PyTorch up, once in each process before its ranks train.
 //
 //     check_run(config, num_workers, {.first = 0, .count = num_workers});
 //     set_up_process(config);
@@ -24,7 +24,7 @@ namespace distca {
 /// the device_cap() of the local ranks (train/memory_cap.h).
 int64_t check_run(const Config& config, int num_workers, LocalRanks local,
                   const std::vector<DeviceFacts>& devices);
-/// The same with the devices that this process sees.
+/// Checks the run with the devices that this process sees, on the CPU with none.
 int64_t check_run(const Config& config, int num_workers, LocalRanks local);
 
 /// The batches that a run trains on, of data that it checks. Throws Error(kConfig) if data.prefix
@@ -35,14 +35,14 @@ BatchStream checked_batches(const Config& config, const std::filesystem::path& l
 /// Batches by whose plans a run's memory is predicted.
 struct PlannedAhead {
   std::vector<BatchPlan> plans;  // [batches] at least one
-  std::string words;             // as "the first 8 batches of data/stdlib"
-  Batch first;                   // what the first plans are of
+  std::string words;             // their name, such as "the first 8 batches of data/stdlib"
+  Batch first;                   // the batch of the first plans
 };
 
-/// The same for a run that is only to be looked at (train/dry_run.h). Data are read if `lengths`
-/// is given or data.prefix names what is there; otherwise all documents are taken to have
-/// batch.max_document_tokens tokens. No run is refused for its memory or for a GPU that is not
-/// here, and train.trace is not tried, since that writes.
+/// Checks a run that is only to be looked at (train/dry_run.h), and plans its first batches. Data
+/// are read if `lengths` is given or data.prefix names what is there; otherwise all documents are
+/// taken to have batch.max_document_tokens tokens. No run is refused for its memory or for a GPU
+/// that is not here, and train.trace is not tried, since that writes.
 PlannedAhead check_dry_run(const Config& config, int num_workers,
                            const std::filesystem::path& lengths);
 

@@ -31,9 +31,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kHashes = "hashes";  // key of a file's metadata: of its pieces, in order
+constexpr const char* kHashes = "hashes";  // metadata key: hashes of a file's pieces, in order
 constexpr int kHashDigits = 16;
-constexpr int kNiceness = 10;  // of the thread that writes
+constexpr int kNiceness = 10;  // Linux's niceness of the thread that writes
 
 std::string file_of(int rank) { return fmt::format("rank_{}.safetensors", rank); }
 
@@ -50,7 +50,8 @@ bool all_finite(const at::Tensor& flat) {
   return all;
 }
 
-/// Of fp32 or fp64, in this thread alone, for which PyTorch would start others.
+/// Returns true if all elements, fp32 or fp64, are finite. It computes in this thread alone, where
+/// PyTorch's operators would start others.
 bool is_finite(const at::Tensor& flat) {
   return flat.scalar_type() == at::kDouble ? all_finite<double>(flat) : all_finite<float>(flat);
 }
@@ -77,20 +78,20 @@ void write_pieces(const fs::path& path, const CheckpointIndex& index,
   file.commit();
 }
 
-/// What one rank writes.
+/// The pieces that one rank writes.
 struct Owned {
-  std::vector<StoredPiece> pieces;  // of the tensors of the whole model
+  std::vector<StoredPiece> pieces;  // their tensors are numbered in the whole model
   std::vector<size_t> weights;      // [piece] its weight among those of the rank's stage
 };
 
-/// Who writes what.
+/// Decides which rank writes which pieces.
 struct Owners {
   LlamaConfig model;
   StepOptions options;
   RunGrid run;
 
-  /// Of the weights that the rank's stage keeps: even shares of its replicas or, under ZeRO-1, what
-  /// the rank has and nobody else.
+  /// Returns the rank's pieces of the weights that its stage keeps: an even share, as each replica
+  /// of the stage has, or, under ZeRO-1, what this rank alone has.
   Owned of(int rank) const;
 };
 
@@ -175,8 +176,8 @@ void say_failed(int64_t step, const std::string& why) {
       fmt::format("warning: step {}: its checkpoint is not saved: {}", step, why));
 }
 
-/// Whether every worker sees a file that rank 0 makes in the folder for that purpose. Those that do
-/// not see it at once keep looking.
+/// Returns true if every worker sees a file that rank 0 makes in the folder for that purpose.
+/// Workers that do not see it at once keep looking for a while.
 bool all_see(const Config& config, const std::string& run_id, Communicator& comm, int num_workers) {
   constexpr const char* kOperation = "looking for train.output_dir";
   const fs::path probe =
@@ -349,7 +350,7 @@ void CheckpointSaver::start_giving_up() {
 void CheckpointSaver::look_at_completion() {
   if (!completing_.valid() || !is_ready(completing_)) return;
   const std::string why = completing_.get();
-  // What cannot be removed now is removed by the next start.
+  // The next start removes what cannot be removed now.
   if (gives_up_) return remove([run = run_] { remove_given_up(run); });
   if (!why.empty()) {
     ++figures_.num_failed;
@@ -393,7 +394,7 @@ bool CheckpointSaver::finish() {
 bool CheckpointSaver::wait_for_all() {
   constexpr const char* kOperation = "saving a checkpoint";
   const int64_t failed = figures_.num_failed;
-  // Returns the first rank whose work is not done in time; -1: there is none.
+  // Returns the first rank whose work is not done in time, or -1 if there is none.
   const auto wait = [&](const std::future<std::string>& work) {
     return await_long_work(comm_, config_.comm.timeout_s, kOperation, config_.checkpoint.grace_s,
                            [&](std::chrono::duration<double> most) {

@@ -39,7 +39,7 @@ namespace distca {
 
 class CheckpointReader;
 
-/// What a rank tells the others about the save that is under way.
+/// The state of a rank's part of the save that is under way, which it reports to the others.
 struct SaveReport {
   enum class State : int32_t { kNothing, kWriting, kWritten, kFailed } state = State::kNothing;
 };
@@ -57,31 +57,34 @@ class CheckpointSaver {
   /// checkpoints, at most checkpoint.grace_s each.
   ~CheckpointSaver();
 
-  /// Whether the configuration wants the state after this step saved.
+  /// Returns true if the configuration wants the state after this step saved.
   bool is_due(int64_t step) const;
-  /// Starts to save the state after `step`. `trainer` is what the trainer keeps beside the weights.
-  /// `optimizer` is null on a dedicated server. `beside`: the state may change while it is written,
-  /// so it is copied first, which needs checkpoint.async and checkpoint.every_steps; otherwise the
-  /// caller calls finish() before it changes the state. If the save before is not complete yet,
-  /// waits for it first. `before_bad_step`: it is saved as evidence, which counts for nothing that
-  /// is kept, and removes nothing (checkpoint/folder.h). Weights that are not finite fail the save.
+  /// Starts to save the state after `step`. `trainer` is what the trainer keeps in addition to the
+  /// weights. `optimizer` is null on a dedicated server. If `beside`, the state may change while it
+  /// is written, so it is copied first, which needs checkpoint.async and checkpoint.every_steps;
+  /// otherwise the caller calls finish() before it changes the state. If the save before is not
+  /// complete yet, waits for it first. If `before_bad_step`, the state is saved as evidence, which
+  /// counts for nothing that is kept, and removes nothing (checkpoint/folder.h). Weights that are
+  /// not finite fail the save.
   void begin(int64_t step, Json trainer, Optimizer* optimizer, bool beside,
              bool before_bad_step = false);
   /// The save that is under way shall remove no older checkpoint, as its state may be spoilt.
   void keep_older() { removes_older_ = false; }
-  /// What this rank has to tell.
+  /// Returns the state of this rank's part of the save. Each rank passes the reports of all ranks
+  /// to heard().
   SaveReport report();
   /// Takes what all ranks have reported, in rank order.
   void heard(const std::vector<SaveReport>& all);
-  /// Waits for the save that is under way, if there is one. Returns whether it succeeded; ranks
-  /// other than 0 know only that all pieces were written. Throws Error(kIo) if it takes longer
-  /// than checkpoint.grace_s.
+  /// Waits for the save that is under way, if there is one. Returns true if it succeeded; on ranks
+  /// other than 0, true means only that all pieces were written. Throws Error(kIo) if it takes
+  /// longer than checkpoint.grace_s.
   bool finish();
 
-  /// The step of the last complete checkpoint in the run's folder; 0: none. Only rank 0 knows it.
+  /// The step of the last complete checkpoint in the run's folder. 0 means that there is none. The
+  /// value is right on rank 0 only.
   int64_t last_complete() const { return figures_.last_complete; }
-  /// For the line of a step; what held training up is counted anew from here on. Only rank 0 knows
-  /// which checkpoint is complete.
+  /// Returns the figures for the line of a step; the time for which training was held up is counted
+  /// anew from here on. The last complete checkpoint is right on rank 0 only.
   CheckpointFigures figures();
 
  private:
@@ -102,14 +105,14 @@ class CheckpointSaver {
   Communicator& comm_;
   std::filesystem::path run_;
   RunGrid writers_;       // the run or, where rank 0 writes alone, as if it were the only worker
-  CheckpointIndex head_;  // of the save that is under way; step 0: none is
-  bool before_bad_step_ = false, removes_older_ = true;  // the same save
+  CheckpointIndex head_;  // index of the save that is under way; its step is 0 if none is
+  bool before_bad_step_ = false, removes_older_ = true;  // begin() and keep_older() set them
   bool said_failed_ = false;
-  bool hangs_ = false;      // what was written did not end in time: nobody waits for it any more
-  bool has_begun_ = false;  // a save, in this start of the run
+  bool hangs_ = false;      // work on a save did not end in time, so nobody waits for it any more
+  bool has_begun_ = false;  // this start of the run has begun a save
   CheckpointFigures figures_;
-  std::unique_ptr<at::Tensor> copy_;     // all pieces of this rank, end to end: what is written
-                                         // beside training
+  std::unique_ptr<at::Tensor> copy_;     // all pieces of this rank, end to end, which are
+                                         // written while training goes on
   std::future<std::string> writing_;     // "" or why it failed
   std::future<std::string> completing_;  // on rank 0
   int64_t completing_step_ = 0;

@@ -32,10 +32,10 @@
 #include "distca/train/worker_weights_testing.h"
 
 namespace {
-std::atomic<double> removal_s = 0;  // what it takes to remove rank 0's file
+std::atomic<double> removal_s = 0;  // seconds by which removing rank 0's file is delayed
 }  // namespace
 
-/// In the place of the C library's, by which the standard library removes folders.
+/// Replaces the C library's function, by which the standard library removes folders.
 extern "C" int unlinkat(int folder, const char* path, int flags) noexcept {
   if (std::strstr(path, "rank_0") != nullptr)
     std::this_thread::sleep_for(std::chrono::duration<double>(removal_s));
@@ -82,7 +82,8 @@ class CheckpointSaverTest : public FolderTest {
                       });
   }
 
-  /// Of a run that saves after each step, waits for it, and keeps the newest.
+  /// Returns the configuration of a run that saves after each step and keeps the newest checkpoint,
+  /// and whose ranks wait for each other for 2 s.
   Config keeps_one(const Way& way) const {
     return testing::config_of(
         way, folder_ / "run", "float32",
@@ -120,7 +121,7 @@ class CheckpointSaverTest : public FolderTest {
       EXPECT_TRUE(at::equal(parameter, known.to(parameter.scalar_type()))) << stored[i].name;
     }
   }
-  /// What the next step may do beside the writing.
+  /// Changes the whole state, which the next step may do while the state is written.
   static void spoil(WorkerWeights& weights) {
     for (size_t i = 0; i < weights.model.weights().size(); ++i) {
       for (const StatePart part : kStateParts)
@@ -275,7 +276,7 @@ TEST_F(CheckpointSaverTest, a_failed_save_is_removed_beside_the_next) {
   run_ranks(way.workers(), {.timeout_s = config.comm.timeout_s}, [&](Communicator& comm) {
     WorkerWeights weights(config, comm, run);
     CheckpointSaver saver(config, facts_of(config, way), "0123", 0, comm, run);
-    for (const bool saved : {false, true}) {  // the same step, as before an emergency
+    for (const bool saved : {false, true}) {  // one step twice: an emergency saves it again
       saver.begin(1, Json::object(), &weights.optimizer, /*beside=*/false);
       EXPECT_EQ(saver.finish(), saved);
       barrier(comm, "the next step");
@@ -330,7 +331,7 @@ TEST_F(CheckpointSaverTest, damage_that_one_rank_finds_is_that_of_all) {
   });
 }
 
-/// As a client of NFS sees, for a while, a folder that another machine has made.
+/// Rank 1 sees the folder a second late, as a client of NFS may if another machine has made it.
 TEST_F(CheckpointSaverTest, a_folder_that_a_rank_sees_late_is_waited_for) {
   const Way way{.replicas = 2, .zero = true};
   save("rank_0", way, "float32");

@@ -28,7 +28,8 @@ void wait_for(const at::Device& device) {
   guard.synchronizeStream(guard.getStream(device));
 }
 
-/// What of a core each thread of this machine's ranks has: bursts are short enough to find one free
+/// Returns the share of a core that each thread of this machine's ranks has, at most 1. Measured
+/// rates are multiplied by it, because a measurement is so short that it may find a whole core free
 /// where ranks take turns.
 double share_of_a_core(Communicator& comm, int64_t threads_per_rank, const char* operation) {
   char host[256] = {};

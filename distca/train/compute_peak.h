@@ -12,17 +12,17 @@ namespace distca {
 
 /// The measured peak.
 struct ComputePeak {
-  /// Of all ranks together, measured while all of them work at the same time. Ranks that share
-  /// cores do not count twice.
+  /// FLOP/s of all ranks together, measured while all of them work at the same time. Ranks that
+  /// share cores do not count twice.
   double flops_per_s = 0;
-  std::string of;  // what was measured, in words
-  /// How many times as long attention's backward takes with deterministic operators as without
-  /// (runtime/deterministic_price.h), as rank 0 has measured; 0: not measured.
+  std::string of;  // the measured operations, such as "bfloat16 matrix products"
+  /// The time of attention's backward with deterministic operators over that without
+  /// (runtime/deterministic_price.h). Only rank 0 measures it. 0 means that it is not measured.
   double deterministic_times = 0;
 };
 
 /// Tokens of the document with which rank 0 measures what deterministic attention costs, before the
-/// others go on; 0: it does not.
+/// others go on. 0 means that it does not measure it.
 int64_t deterministic_probe_tokens(const Config& config);
 
 /// Rows and columns of the matrices that a peak is measured with. On a CUDA device they are so

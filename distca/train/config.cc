@@ -34,7 +34,7 @@ struct Overloaded : Ts... {
   using Ts::operator()...;
 };
 template <class... Ts>
-Overloaded(Ts...) -> Overloaded<Ts...>;  // which clang 14 does not find itself
+Overloaded(Ts...) -> Overloaded<Ts...>;  // clang 14 does not deduce it by itself
 
 [[noreturn]] void unknown_key(const std::string& origin, const std::string& name,
                               const std::vector<ConfigKey>& keys) {
@@ -88,7 +88,7 @@ std::string number_words(const ConfigKey& key) {
   return std::holds_alternative<Tolerance*>(key.value) ? "a number or auto" : "a number";
 }
 
-/// What the text of a value that is no word has to be.
+/// Describes the text that a key of a number or a bool takes.
 std::string wanted(const ConfigKey& key) {
   if (std::holds_alternative<bool*>(key.value)) return "true or false";
   if (std::holds_alternative<int64_t*>(key.value)) {
@@ -221,7 +221,7 @@ void check_schedule(const Config& config) {
                   o.decay_steps > 0 ? "optimizer.decay_steps" : "train.steps", config.decay_end());
 }
 
-/// What does not know that layers may have plans of their own.
+/// Refuses settings that need one plan for all layers if layers have plans of their own.
 void check_windows(const Config& config) {
   if (!config.model.windows_differ()) return;
   const auto refuse = [](bool given, const std::string& key, std::string_view why) {
@@ -332,7 +332,7 @@ std::string shown_value(const ConfigKey& key) {
 
 namespace {
 
-/// What a key means, above it, and its unit and default behind it.
+/// Adds the line of a key, with its reason above it, and its unit and default behind it.
 void add_key(std::string& text, const ConfigKey& key, const ConfigKey& standard) {
   constexpr size_t kWidth = 98;
   const std::string word = key.name.substr(key.name.find('.') + 1);

@@ -44,13 +44,13 @@ struct Tolerance {
 
 /// All keys of a run, with their defaults.
 struct Config {
-  /// Which data set the run reads, and how much of it validates instead of being trained on.
+  /// The data set that the run reads, and how much of it validates instead of being trained on.
   struct Data {
     std::string prefix;
     double validation_fraction = 0.05;
     std::string bad_tokens = "refuse";  // or a word of bad_tokens.h, or an id
   } data;
-  /// Which documents a step trains on. A batch depends on this section and the data set alone,
+  /// The documents that a step trains on. A batch depends on this section and the data set alone,
   /// never on the number of workers. If max_document_tokens is 0, load_config sets
   /// nano_batch_tokens.
   BatchOptions batch{
@@ -58,7 +58,7 @@ struct Config {
   /// The shape and the number type of the model (model/llama.h). Where model.from is given, its
   /// folder decides all but the type (model_from.h).
   LlamaConfig model;
-  std::string model_from;  // the key model.from: a folder of Hugging Face; "": random weights
+  std::string model_from;          // model.from: a folder of Hugging Face, or "" for random weights
   std::vector<std::string> notes;  // for the user, on that folder's config.json; a line each
   /// How the planner lays tokens out, balances attention over the servers, and caps memory: the
   /// fields of PlanOptions, of which `tolerance` decides tolerance_ppm and `profile` decides price.
@@ -73,23 +73,27 @@ struct Config {
   /// The profile that plan.profile names, which load_config reads; null if loads are counted in
   /// (query, key) pairs.
   std::shared_ptr<const AttentionProfile> attention_profile;
-  /// What the ranks' devices leave for activations and kept keys of a rank where
-  /// plan.max_memory_gib says nothing (train/memory_cap.h), once a run has found it; 0: no cap.
+  /// The bytes that the ranks' devices leave for activations and kept keys of a rank where
+  /// plan.max_memory_gib says nothing (train/memory_cap.h), once a run has found them. 0 means no
+  /// cap.
   int64_t device_cap_bytes = 0;
-  /// What computes core attention.
+  /// The kernel that computes core attention.
   struct Attention {
     KernelChoice kernel = KernelChoice::kAuto;
   } attention;
-  /// What travels between ranks, and what servers keep until backward.
+  /// The type in which gradients of Q, K and V travel between ranks, and whether servers keep keys
+  /// until backward.
   struct Exchange {
     bool wide_gradients = false;  // exchange.grad_dtype = accumulator
     enum class Keys : uint8_t { kAuto, kKeep, kRedispatch } keys = Keys::kAuto;
   } exchange;
-  /// Which ranks compute attention, and which share of it each of them gets.
+  /// The ranks that compute attention, and the share of it that each of them gets.
   struct Servers {
     int64_t dedicated = 0;
     bool in_place = true;
-    std::string capacity;  // as "60,40,100"; "": derived (plan_request.h)
+    /// The capacity of each server, such as "60,40,100". "" means that they are derived
+    /// (plan_request.h).
+    std::string capacity;
     bool reweight = false;
   } servers;
   /// AdamW, its learning rate over time, and the clipping of gradients (optimizer.h).
@@ -110,7 +114,8 @@ struct Config {
   /// update of the weights (program/gradient_exchange.h). The names are Megatron-LM's.
   struct Parallel {
     int64_t pipeline_model_parallel_size = 1;
-    std::string pipeline_layers;  // as "8,8,8,6"; "": even_stages (cost/stage_layers.h)
+    /// The layers of each stage, such as "8,8,8,6". "" means even_stages (cost/stage_layers.h).
+    std::string pipeline_layers;
     PipelineSchedule pipeline_schedule = PipelineSchedule::kAligned;
     bool use_distributed_optimizer = false;
     bool overlap_grad_reduce = true;
@@ -154,17 +159,17 @@ struct Config {
     enum class Backend : uint8_t { kGloo, kThreads, kNccl } backend = Backend::kGloo;
   } comm;
 
-  /// At which step the learning rate has ended its fall, counted from 1.
+  /// The step, counted from 1, at which the learning rate has ended its fall.
   int64_t decay_end() const {
     return optimizer.decay_steps > 0 ? optimizer.decay_steps : train.steps;
   }
   bool on_cuda() const { return train.device == Train::Device::kCuda; }
-  /// Whether a rank computes attention on one CPU thread. The time of attention is then the
+  /// Returns true if a rank computes attention on one CPU thread. The time of attention is then the
   /// processor time of that thread; otherwise it is elapsed time, or the device's.
   bool attention_has_one_thread() const { return !on_cuda() && train.threads_per_rank == 1; }
   bool ranks_are_threads() const { return comm.backend == Comm::Backend::kThreads; }
   bool has_nccl() const { return comm.backend == Comm::Backend::kNccl; }
-  /// Whether two nano-batches are under way at the same time.
+  /// Returns true if two nano-batches are under way at the same time.
   bool pairs_nano_batches() const {
     return train.overlap == Overlap::kPingPong && batch.nano_batches > 1;
   }
@@ -172,7 +177,7 @@ struct Config {
 
 /// How to read and set a key whose value is chosen by a word.
 struct WordValue {
-  std::function<std::string_view()> word;        // of the present choice
+  std::function<std::string_view()> word;        // returns the word of the present choice
   std::function<void(std::string_view)> choose;  // sets the choice to this word's
 };
 
@@ -181,11 +186,11 @@ struct ConfigKey {
   std::string name;  // "section.key"
   std::variant<int64_t*, double*, bool*, std::string*, Tolerance*, WordValue> value;
   std::string unit = {};     // "" if it has none
-  std::string reason = {};   // what it is for
-  double minimum = -0x1p30;  // of numbers
+  std::string reason = {};   // its purpose, in sentences
+  double minimum = -0x1p30;  // limits of a number
   double maximum = 0x1p30;
-  std::vector<std::string> choices = {};  // of words; empty if any text is allowed
-  bool given = false;                     // by the file or an override that was read into it
+  std::vector<std::string> choices = {};  // allowed words; empty if any text is allowed
+  bool given = false;                     // the file or an override has set it
 };
 
 /// All keys in the order in which they are printed, with pointers into `config`.
@@ -202,19 +207,19 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
 
 /// A TOML file with the same values, and for each key its reason, unit and default.
 std::string print_config(Config config);
-/// The same without explanations. A run records it in its config.toml.
+/// A TOML file with the same values, without explanations: the config.toml of a run.
 std::string recorded_config(Config config);
 /// The value of a key, as print_config writes it.
 std::string shown_value(const ConfigKey& key);
 /// Returns "gloo", "threads" or "nccl".
 std::string_view backend_name(Config::Comm::Backend backend);
 
-/// What to ask AttentionKernel for, for the core attention of a model. `cuda_device` is -1 for the
+/// The request to AttentionKernel for the core attention of a model. `cuda_device` is -1 for the
 /// CPU.
 KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int threads,
                              int cuda_device);
-/// The same for the ranks of a run. On CUDA, device 0 stands for any: only what a kernel can do is
-/// asked.
+/// The request for the ranks of a run. On CUDA, device 0 stands for any of them, because callers
+/// ask only what a kernel can do.
 KernelRequest kernel_request(const Config& config);
 
 }  // namespace distca

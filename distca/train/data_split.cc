@@ -44,7 +44,7 @@ std::vector<Batch> in_pairs(const std::vector<Batch>& batches) {
   return pairs;
 }
 
-/// Those of ascending `documents` whose numbers lie in the range.
+/// Returns the part of ascending `documents` whose numbers lie in the range.
 std::span<const int64_t> documents_within(const std::vector<int64_t>& documents, Range range) {
   return {std::ranges::lower_bound(documents, range.begin),
           std::ranges::lower_bound(documents, range.end)};
@@ -69,8 +69,8 @@ std::vector<Batch> validation_batches(const Config& config, const DataBlend& dat
   BatchOptions options = config.batch;
   options.nano_batches = 1;
   options.nano_batch_tokens = std::min(part.tokens, options.nano_batch_tokens);
-  // Of several sets, the one that is short beside its share ends the first epochs: perhaps before
-  // the first nano-batch, and then a smaller one does.
+  // The first epochs end with the set that is shortest compared with its share. If that is before
+  // the end of the first nano-batch, a smaller nano-batch is taken.
   for (; batches.empty() && options.nano_batch_tokens > 0; options.nano_batch_tokens /= 2) {
     options.max_document_tokens = std::min(options.max_document_tokens, options.nano_batch_tokens);
     BatchStream stream(data.document_lengths(), split.validation, options, data.sets());

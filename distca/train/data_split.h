@@ -1,6 +1,6 @@
 #pragma once
-// Which documents are trained on and which validate, as nano-batches and in words. Any thread may
-// call these functions.
+// Splits documents into ones that are trained on and ones that validate, and gives both as
+// nano-batches and in words. Any thread may call these functions.
 
 #include <string>
 #include <vector>

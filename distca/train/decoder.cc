@@ -11,13 +11,13 @@
 namespace distca {
 namespace {
 
-constexpr int64_t kFirstTokens = 32;  // for which there is room from the beginning
+constexpr int64_t kFirstTokens = 32;  // tokens for which there is room from the beginning
 
 }  // namespace
 
 struct Decoder::Cache {
   at::Tensor k, v;          // [as many tokens as there is room for, G, D]
-  int64_t window_left = 0;  // keys before a query that it sees; -1: all
+  int64_t window_left = 0;  // keys before a query that it sees, or -1 for all
 };
 
 Decoder::Decoder(const Llama& model, int64_t max_tokens, int threads)
@@ -73,7 +73,8 @@ at::Tensor Decoder::feed(const at::Tensor& ids) {
   return x;
 }
 
-/// Of the next queries, q [T, H, D], whose keys and values are in the cache already.
+/// Returns O [T, H, D] of the next queries, q [T, H, D], whose keys and values are in the cache
+/// already.
 at::Tensor Decoder::attention(const Cache& cache, const at::Tensor& q) {
   const int64_t count = q.size(0), keys = tokens_ + count;
   const at::Tensor o = at::empty_like(q);

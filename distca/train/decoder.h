@@ -20,8 +20,8 @@ namespace distca {
 
 class Decoder {
  public:
-  /// Of a model of one stage, which must outlive it, for one document of at most `max_tokens`.
-  /// `threads` are those of DistCA's own attention kernel.
+  /// Prepares for one document of at most `max_tokens`. The model must be of one stage and outlive
+  /// the decoder. `threads` are those of DistCA's own attention kernel.
   Decoder(const Llama& model, int64_t max_tokens, int threads);
   ~Decoder();
   Decoder(const Decoder&) = delete;
@@ -40,7 +40,7 @@ class Decoder {
   const Llama& model_;
   int64_t max_tokens_ = 0, tokens_ = 0;
   AttentionKernel kernel_;
-  std::vector<Cache> caches_;  // of each layer
+  std::vector<Cache> caches_;  // [layers] keys and values
 };
 
 }  // namespace distca

@@ -23,13 +23,13 @@ std::string mebibytes(double bytes) { return fmt::format("{:.1f}", bytes / 0x1p2
 
 constexpr size_t kMostColumns = 8;
 
-/// What is shown of the local ranks, in their order.
+/// The local ranks that are shown or left out, in their order.
 struct Shown {
-  std::vector<size_t> ranks;     // of each stage and of dedicated servers, the one highest
-  std::vector<size_t> left_out;  // likewise, where there are too many: the lowest but the ends
+  std::vector<size_t> ranks;     // one a stage and one of dedicated servers, with the highest peak
+  std::vector<size_t> left_out;  // taken from them if there are too many: the lowest but the ends
 };
 
-/// Of a stage; -1: of dedicated servers.
+/// Returns the local ranks of a stage. Stage -1 is the dedicated servers.
 std::vector<size_t> ranks_of_stage(const RunGrid& grid, const DryRun& run, int stage) {
   std::vector<size_t> ranks;
   for (size_t local = 0; local < run.peaks.size(); ++local) {
@@ -112,7 +112,7 @@ std::string memory_table(const Config& config, const RunGrid& grid, const DryRun
   return table.to_string() + below_the_table(grid, run, shown);
 }
 
-/// Of a run on CUDA.
+/// Describes the limits that the devices set to a run on CUDA.
 std::string device_words(const DryRun& run) {
   if (run.devices.empty()) {
     return fmt::format(
@@ -133,7 +133,7 @@ std::string device_words(const DryRun& run) {
   return text;
 }
 
-/// Of all ranks here: their peaks, and what refuses a run.
+/// Describes the peaks of all ranks of this machine together, and when a run is refused.
 std::string machine_text(const Config& config, const DryRun& run) {
   double sum = 0;
   for (const PeakMemory& peak : run.peaks) sum += peak.total();

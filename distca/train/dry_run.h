@@ -1,6 +1,6 @@
 #pragma once
-// What a run would be, without running it (`distca train --dry-run`): its parameters, its ranks,
-// and the memory of a worker, in a pipeline of each stage, and of a dedicated server, part by part.
+// Describes a run without running it (`distca train --dry-run`): its parameters, its ranks, and the
+// memory of a worker, in a pipeline of each stage, and of a dedicated server, part by part.
 // It needs no peers, makes no weights and writes nothing.
 //
 //     const DryRun run = dry_run(config, num_workers, {.count = num_workers});
@@ -21,15 +21,15 @@ namespace distca {
 
 struct DryRun {
   LocalRanks local;
-  std::string batches;               // what the memory was counted for
+  std::string batches;               // the batches that memory was counted for, in words
   std::vector<PeakMemory> peaks;     // [local.count] of each rank of this machine
-  MemoryParts needed;                // by these ranks together, at least
-  BatchPlan plans;                   // of the first batch
-  std::vector<DeviceFacts> devices;  // that are here
+  MemoryParts needed;                // the least that these ranks need together
+  BatchPlan plans;                   // plans of the first batch
+  std::vector<DeviceFacts> devices;  // CUDA devices that are here
   int64_t device_cap_bytes = 0;      // device_cap() (train/memory_cap.h)
-  PlanFigures first;                 // of the first batch's plans
-  /// What these ranks send of Q, K, V, O and their gradients in the first step, and in a pipeline
-  /// from stage to stage.
+  PlanFigures first;                 // figures of the first batch's plans
+  /// Bytes that these ranks send in the first step: Q, K, V, O and their gradients, and in a
+  /// pipeline what goes from stage to stage.
   int64_t sent_bytes = 0;
 };
 

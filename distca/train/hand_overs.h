@@ -1,7 +1,7 @@
 #pragma once
-// What the stages of a pipeline hand over to each other in a step (program/visit.h): the rows
-// [T, C] of a nano-batch between two layers, or their gradients, in the compute type. T are the
-// local tokens, C is hidden_size. Each row is copied once on either side; copies are counted.
+// Hands rows over between the stages of a pipeline in a step (program/visit.h): the rows [T, C] of
+// a nano-batch between two layers, or their gradients, in the compute type. T are the local tokens,
+// C is hidden_size. Each row is copied once on either side; copies are counted.
 //
 //     hand_overs.pack(op, rows), hand_overs.issue(op);     // a send
 //     hand_overs.issue(op), hand_overs.wait(op);           // a receive
@@ -35,10 +35,10 @@ class HandOvers {
   HandOvers(const Program& program, const ExchangeBuffers& buffers, Communicator& comm,
             const LlamaConfig& model);
 
-  /// Of a send: copies the rows to where they are sent from. Rows of another number or type than
-  /// the program's are a CHECK.
+  /// Copies the rows of a send to where they are sent from. Rows of another number or type than the
+  /// program's are a CHECK.
   void pack(const Op& op, const at::Tensor& rows);
-  /// Of a receive, once it has been waited for: a copy of the rows.
+  /// Returns a copy of the rows of a receive, which has been waited for.
   at::Tensor land(const Op& op);
 
   // The other parts, with the names of OpPlayer (executor.h).

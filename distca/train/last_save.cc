@@ -15,7 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Whether this run's folder has the state after `step`, as rank 0 knows.
+/// Returns true if this run's folder has the state after `step`. Rank 0's answer holds for all
+/// ranks.
 bool is_saved(int64_t step, CheckpointSaver& saver, Communicator& comm) {
   return all_gather(comm, saver.last_complete(), "looking for the checkpoint")[0] == step;
 }
@@ -33,7 +34,7 @@ std::string older(const LastState& last, const Config& config, Communicator& com
   return text_of_rank(comm, 0, found ? found->folder.string() : "", "looking for a checkpoint");
 }
 
-/// Whether the state is saved, or why not.
+/// Saves the state if it is finite and not saved yet. Returns words that say so, or why not.
 std::string save(const LastState& last, CheckpointSaver& saver, Communicator& comm) {
   const uint8_t mine = num_not_finite(last.weights) == 0;
   if (std::ranges::count(all_gather(comm, mine, "looking at the weights"), 0) > 0)

@@ -15,11 +15,11 @@
 namespace distca {
 
 struct LastState {
-  int64_t step = 0;              // the weights are those after it; 0: there is nothing to save
+  int64_t step = 0;              // the weights are those after it; 0 if there is nothing to save
   bool before_bad_step = false;  // the next one was bad, so perhaps the weights are spoilt
-  bool all_bad = false;          // of the steps of this start, which went on from a checkpoint
-  std::filesystem::path goes_on_from;  // that one; empty: a new run
-  std::vector<at::Tensor> weights;     // of this rank
+  bool all_bad = false;  // no step since the checkpoint that this start went on from was good
+  std::filesystem::path goes_on_from;  // that checkpoint; empty for a new run
+  std::vector<at::Tensor> weights;     // weights of this rank
   std::function<void()> begin_save;
 };
 

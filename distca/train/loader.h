@@ -16,15 +16,15 @@ struct Config;
 /// In place of a target where a document has no next token.
 inline constexpr int64_t kNoTarget = -100;  // PyTorch's ignore_index
 
-/// What a worker's model is given for a nano-batch.
+/// The input of a worker's model for a nano-batch.
 struct LocalTokens {
   std::vector<int64_t> ids;  // [T]
   /// [T] the next token of the original document, or kNoTarget at its end, and where
   /// data.bad_tokens leaves it out.
   std::vector<int64_t> targets;
   std::vector<int64_t> positions;  // [T] offset in the document of the nano-batch
-  int64_t bad_tokens = 0;          // of the T: the model does not have their ids
-  int64_t targets_left_out = 0;    // for that reason
+  int64_t bad_tokens = 0;          // how many of the T have ids that the model does not have
+  int64_t targets_left_out = 0;    // targets that are left out for that reason
 };
 
 /// Reads the tokens of `segments`, in their order, and does with those that the model does not have

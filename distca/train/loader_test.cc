@@ -41,7 +41,7 @@ TEST(loader, segments_carry_ids_targets_and_positions_of_their_document) {
   config.model.vocab_size = 8;
   EXPECT_THROW(load({{0, {4, 6}}}), Error) << "a target is an id too";
 
-  // Of the tokens 2 to 8, the model does not have 5 to 8.
+  // The model does not have 5 to 8 of the tokens 2 to 8.
   config.model.vocab_size = 5;
   config.data.bad_tokens = "skip_target";
   const LocalTokens skipped = load({{0, {0, 6}}});

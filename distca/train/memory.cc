@@ -23,7 +23,7 @@ double local_replicas(const Grid& grid, int stage, LocalRanks local) {
   return std::max(0, end - begin);
 }
 
-/// What stands in memory on one of a stage's replicas.
+/// Returns standing_memory() of one of a stage's replicas.
 MemoryParts standing_on_rank(const Config& config, const Stage& stage, int replicas) {
   const LlamaConfig& model = config.model;
   const double master = master_bytes(model);
@@ -31,7 +31,7 @@ MemoryParts standing_on_rank(const Config& config, const Stage& stage, int repli
   const double even = 1.0 / std::max(replicas, 1);
   const bool is_sharded = config.parallel.use_distributed_optimizer;
   double elements = 0, matrices = 0, copied = 0;
-  double owned = 0, saved = 0;  // of what the replica has alone, and of what it saves
+  double owned = 0, saved = 0;  // elements that the replica alone has, and that it saves
   for (const Weight& weight : weight_table(model, stage)) {
     const auto numel = static_cast<double>(weight.numel());
     elements += numel;
@@ -41,7 +41,7 @@ MemoryParts standing_on_rank(const Config& config, const Stage& stage, int repli
                         : numel * (weight.is_copy() ? 0 : even);
     if (!weight.is_matrix()) continue;
     matrices += numel;
-    // Of an embedding that is no head here, only rows are read.
+    // An embedding that is no head here is not copied: only rows of it are read.
     const bool only_rows =
         weight.phase == WeightPhase::kEmbed && !(model.tie_word_embeddings && stage.is_last());
     copied += only_rows ? 0 : numel;
@@ -59,9 +59,9 @@ MemoryParts standing_on_rank(const Config& config, const Stage& stage, int repli
   return parts;
 }
 
-/// What a step adds at least on one of a stage's replicas, without buffers. On all stages but the
-/// last, the highest moment that is counted is the beginning of the last layer's backward, when as
-/// many nano-batches are in flight as ever.
+/// Returns the least that a step adds on one of a stage's replicas, without buffers. On all stages
+/// but the last, the highest moment that is counted is the beginning of the last layer's backward,
+/// when as many nano-batches are in flight as ever.
 MemoryParts step_on_rank(const Config& config, const RunGrid& run, int stage_index) {
   const Stage stage = run.stage_of(run.grid.rank(stage_index, 0));
   ModelShape shape = config.model.shape();

@@ -23,13 +23,14 @@ struct LocalRanks {
 /// Bytes of each use of memory, summed over the local ranks. They are doubles, so that no product
 /// of sizes overflows.
 struct MemoryParts {
-  double weights = 0;  // in fp32 (fp64 for an fp64 model); with ZeRO-1 in the compute type
+  /// Weights in fp32 (fp64 for an fp64 model). With ZeRO-1, matrices are in the compute type.
+  double weights = 0;
   double gradients = 0;
   double state = 0;        // AdamW's two moments and, with ZeRO-1, masters of rounded weights
-  double copies = 0;       // of the weights in the compute type, where that is another type
-  double activations = 0;  // of the nano-batches under way
-  double logits = 0;       // of one chunk of rows a worker, with what its loss makes of them
-  double buffers = 0;      // of exchanges, with the keys that are kept until backward
+  double copies = 0;       // copies of the weights in the compute type, where that is another type
+  double activations = 0;  // activations of the nano-batches under way
+  double logits = 0;       // logits of one chunk of rows a worker, with what its loss makes of them
+  double buffers = 0;      // buffers of exchanges, with the keys that are kept until backward
   double checkpoint = 0;   // the copy of weights and state from which checkpoints are written
 
   double total() const {
@@ -40,20 +41,20 @@ struct MemoryParts {
 /// Bytes of one element of a weight as the optimizer has it, of its gradient and of a moment.
 double master_bytes(const LlamaConfig& model);
 
-/// Whether two nano-batches are under way at the same time on each stage. Stages that compute their
-/// own core attention have nothing to hide under the other one.
+/// Returns true if two nano-batches are under way at the same time on each stage. Stages that
+/// compute their own core attention have nothing to hide under the other one.
 bool plays_pairs(const Config& config, const RunGrid& run);
 /// The most nano-batches of a step whose activations a stage keeps at the same time
 /// (most_in_flight(program) of a full step; docs/program.md, "Pipelines"). Without a pipeline, two
 /// or one.
 int64_t nano_batches_in_flight(const Config& config, const RunGrid& run, int stage);
 
-/// What stands in memory during every step, whatever the step does: weights, gradients, AdamW's
-/// state, copies of the weights and each worker's copy for checkpoints that are written beside
-/// training, which on CUDA is not on the device and not counted. The other parts are 0. In a
-/// pipeline, a worker has those of its stage. With ZeRO-1, weights are in the compute type, and a
-/// worker has its share of its stage's state, to which the master weights then belong. This and the
-/// next throw as run_grid() does.
+/// The memory that is taken throughout every step, whatever the step does: weights, gradients,
+/// AdamW's state, copies of the weights and each worker's copy for checkpoints that are written
+/// while training goes on, which on CUDA is not on the device and not counted. The other parts are
+/// 0. In a pipeline, a worker has those of its stage. With ZeRO-1, matrices are in the compute
+/// type, and a worker has its share of its stage's state, to which the master weights then belong.
+/// This and the next throw as run_grid() does.
 MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local);
 
 /// The memory of a run, without exchange buffers, which depend on the plan.
@@ -83,9 +84,9 @@ MemoryLimit memory_limit();
 /// whose parts they are.
 void check_memory(const MemoryParts& parts, LocalRanks local, const MemoryLimit& limit);
 
-/// The same for the devices of the local ranks, each of which has one alone, or which share the
-/// first as threads. `plans`: of the first batch; null before it was planned. Does nothing where
-/// `devices` is empty.
+/// Checks the memory of the local ranks' devices likewise. Each rank has a device alone, or all
+/// share the first one as threads. `plans` are those of the first batch, or null before it is
+/// planned. Does nothing where `devices` is empty.
 void check_device_memory(const Config& config, int num_workers, LocalRanks local,
                          const std::vector<DeviceFacts>& devices, const BatchPlan* plans);
 /// The device of a local rank: of those that are visible, the one of its number on this machine,

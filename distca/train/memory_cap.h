@@ -21,28 +21,29 @@
 
 namespace distca {
 
-/// What is left free of a device, which no part counts: the CUDA context, kernels and workspaces of
-/// libraries, NCCL's buffers; and a share of its memory for what the allocator cannot use, and for
-/// later batches, whose exchange buffers may be larger.
+/// The memory of a device that is left free: bytes for what no part counts (the CUDA context,
+/// kernels and workspaces of libraries, NCCL's buffers), and a percentage for what the allocator
+/// cannot use and for later batches, whose exchange buffers may be larger.
 inline constexpr int64_t kDeviceReserve = int64_t{3} << 30;
 inline constexpr int64_t kDeviceReservePercent = 5;
 /// Caps are multiples of it, so that devices that differ by a few pages have the same.
 inline constexpr int64_t kDeviceCapUnit = int64_t{64} << 20;
 
-/// Whether plans of this configuration get a cap from the devices.
+/// Returns true if plans of this configuration get a cap from the devices.
 bool takes_device_cap(const Config& config);
 
-/// Bytes of each of the local ranks, at least kDeviceCapUnit: of its share of its device, what the
-/// reserve, standing_memory(), exchange buffers without kept keys, and the largest sum of logits
-/// and phases (the operators' temporaries among them) leave under the plans of the first batch. 0:
-/// no cap, because the configuration takes none or `devices` is empty.
+/// The cap of each local rank in bytes, at least kDeviceCapUnit: what the reserve,
+/// standing_memory(), exchange buffers without kept keys, and the largest sum of logits and phases
+/// (the operators' temporaries among them) leave of a rank's share of its device under the plans of
+/// the first batch, on the local rank where that is least. 0 means no cap, because the
+/// configuration takes none or `devices` is empty.
 int64_t device_cap(const Config& config, const BatchPlan& plans, int num_workers, LocalRanks local,
                    const std::vector<DeviceFacts>& devices);
 
-/// As "61.25 GiB".
+/// Returns words such as "61.25 GiB".
 std::string device_cap_words(int64_t bytes);
 
-/// The configuration with the smallest cap of all ranks, or none if a rank knows none. All ranks
+/// The configuration with the smallest cap of all ranks, or none if a rank has none. All ranks
 /// call it together.
 Config with_device_cap(const Config& config, Communicator& comm, int64_t own_cap);
 

@@ -48,7 +48,7 @@ TEST(DeviceCap, is_what_a_device_has_without_the_reserve_and_what_else_stands) {
   const double free_bytes = usable - static_cast<double>(cap);
   const double standing = standing_memory(config, 2, {}).total();
   EXPECT_GT(free_bytes, standing) << "buffers and the operators' memory, too";
-  // The model is small: 8,192 tokens of one nano-batch take no gibibyte beside.
+  // The model is small: 8,192 tokens of one nano-batch take less than a GiB more.
   EXPECT_LT(free_bytes, standing + kGib);
   // Ranks that share it have half each, and what else stands twice.
   const Config threads = on_devices({}, "threads");
@@ -180,7 +180,7 @@ TEST(DeviceMemory, of_attentions_operators_is_in_the_peaks) {
     const Config config = on_devices({"train.deterministic=" + deterministic});
     return dry_run(config, 1, {}, {}, {{80 * kGib, 10'000}}).peaks[0];
   };
-  // Of 10,000 multiprocessors, each head has so many that sums of dQ are divided thousands of
+  // Each head has so many of the 10,000 multiprocessors that sums of dQ are divided thousands of
   // times.
   EXPECT_GT(peak("true").of(MemoryPart::kPhase), peak("false").of(MemoryPart::kPhase) + kGib);
   EXPECT_THAT(peak("true").where, HasSubstr("backward layer"));

@@ -30,12 +30,12 @@ enum class MemoryPart : uint8_t {
   kWeights,
   kGradients,
   kState,        // AdamW's two moments; with ZeRO-1 also masters
-  kCopies,       // of the weights in the compute type
+  kCopies,       // copies of the weights in the compute type
   kCheckpoint,   // the copy from which checkpoints are written
-  kBuffers,      // of exchanges and gradient sums, with the keys that are kept until backward
-  kActivations,  // what forward keeps for backward, and gradients by activations
-  kLogits,       // of one chunk of rows, with what the loss makes of them
-  kPhase,        // what the operation under way makes and gives back
+  kBuffers,      // buffers of exchanges and gradient sums, with keys kept until backward
+  kActivations,  // tensors that forward keeps for backward, and gradients by activations
+  kLogits,       // logits of one chunk of rows, with what the loss makes of them
+  kPhase,        // temporaries of the operation under way
 };
 inline constexpr int kNumMemoryParts = static_cast<int>(MemoryPart::kPhase) + 1;
 /// "weights", "gradients", ...
@@ -44,12 +44,13 @@ const char* memory_part_name(MemoryPart part);
 struct PeakMemory {
   std::array<double, kNumMemoryParts> bytes{};  // [MemoryPart] at the moment of the peak
   std::string where;                            // the operation under way, as describe(Op) names it
-  double most_passing = 0;                      // of logits and phases together, at any moment
+  double most_passing = 0;  // the most of logits and phases together, at any moment
   double of(MemoryPart part) const { return bytes[static_cast<size_t>(part)]; }
   double total() const;
 };
 
-/// Of a rank over steps. Exchange buffers grow to the largest that any step needs, and stay.
+/// Finds the peak of a rank over steps. Exchange buffers grow to the largest that any step needs,
+/// and stay.
 class PeakOfRank {
  public:
   /// Borrows the configuration. `multiprocessors`: as peak_of_step() takes them.

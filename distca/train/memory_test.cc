@@ -207,7 +207,7 @@ class MemoryOfARunTest : public FolderTest, public ::testing::WithParamInterface
     return {.count = num_ranks(run, GetParam().workers)};
   }
 
-  /// Beside what metrics.jsonl of the last run says.
+  /// Compares the predicted peaks with those that metrics.jsonl of the last run records.
   void expect_predicted(const DryRun& predicted) {
     const std::string lines = read_file(folder_ / "run" / "metrics.jsonl");
     const Json last = parse_json(lines.substr(lines.rfind('\n', lines.size() - 2) + 1), "metrics");

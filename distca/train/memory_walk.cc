@@ -15,7 +15,7 @@ namespace {
 
 using enum MemoryPart;
 
-/// What a rank holds now, and held at most.
+/// The bytes that a rank holds now, and the most that it has held.
 class Ledger {
  public:
   void begin(std::string operation) { operation_ = std::move(operation); }
@@ -64,12 +64,12 @@ struct RowBytes {
                                    : 0),
         rope(2 * static_cast<double>(model.head_dim) * wide) {}
 
-  double type, wide;  // of an element: of the phases, and of norms, sums, logits
+  double type, wide;  // an element of phases, and one of norms, sums, logits
   double hidden;      // C
   double inner;       // the MLP's
   double q, k;        // also O; also V
   double head;        // LSE or delta
-  double normed;      // what a norm of Q and K keeps: its inputs and factors
+  double normed;      // inputs and factors that a norm of Q and K keeps
   double rope;
   double qkv() const { return q + 2 * k; }
   bool converts() const { return type != wide; }
@@ -127,7 +127,7 @@ class Walk {
   PeakMemory peak() const { return ledger_.peak(); }
 
  private:
-  static constexpr double kIdBytes = 3 * 8;  // of a token, its target and its position
+  static constexpr double kIdBytes = 3 * 8;  // a token, its target and its position
 
   struct Nano {
     double tokens = 0;
@@ -167,7 +167,7 @@ class Walk {
   }
 
   bool full() const { return recompute_ == Recompute::kFull; }
-  /// Whether operators keep what their matrix products read.
+  /// Returns true if operators keep what their matrix products read.
   bool keeps_products() const { return recompute_ == Recompute::kNone; }
   double matrix(int64_t rows, int64_t columns) const {
     return static_cast<double>(rows) * static_cast<double>(columns) * row_.type;
@@ -231,8 +231,8 @@ class Walk {
     ledger_.take(kActivations, nano.tokens * (row_.q + row_.head));  // O, LSE
   }
 
-  /// [exchange] Of ATen's operators on a CUDA device; empty on the CPU, whose kernel keeps its
-  /// scratch.
+  /// [exchange] memory of ATen's operators on a CUDA device; empty on the CPU, whose kernel keeps
+  /// its scratch.
   static std::vector<AttentionMemory> attention_memory(const Config& config, const Program& program,
                                                        int64_t multiprocessors) {
     std::vector<AttentionMemory> memory;
@@ -274,7 +274,7 @@ class Walk {
   /// dQ, dK, dV in the type in which they are summed.
   double sums() const { return row_.qkv() / row_.type * row_.wide; }
 
-  /// What the graph of post-attention keeps of some rows, without its inputs and its output.
+  /// Bytes that the graph of post-attention keeps of a row, without its inputs and its output.
   double post_kept(bool keeps) const {
     return row_.hidden + row_.wide + 2 * row_.inner + (keeps ? row_.hidden + row_.inner : 0);
   }
@@ -301,7 +301,7 @@ class Walk {
     const double rows = std::min(nano.tokens, loss_rows_);
     const double logits = rows * static_cast<double>(model_.vocab_size);
     const double head = matrix(model_.vocab_size, model_.hidden_size);
-    const double norm = rows * (row_.hidden + row_.wide);  // what the head reads, and factors
+    const double norm = rows * (row_.hidden + row_.wide);  // the head's input, and factors
     ledger_.take(kPhase, norm);
     // Forward: logits and log-probabilities; backward: log-probabilities, the gradient by them, and
     // that by the logits.
@@ -360,7 +360,7 @@ class Walk {
     if (full()) {
       const double first = chunk_of(nano);
       post_chunk_backward(first);
-      ledger_.take(kActivations, d_x_d_o);  // of all tokens, once a chunk is done
+      ledger_.take(kActivations, d_x_d_o);  // gradients of all tokens, once a chunk is done
       if (has_chunks(nano)) post_chunk_backward(std::min(first, nano.tokens - first));
       ledger_.give(kActivations, nano.tokens * row_.hidden);  // the gradient by y
       if (!nano.keys_travel_again) set_qkv_again(nano);
@@ -384,7 +384,7 @@ class Walk {
 
   void pre_attention_backward(Nano& nano, int layer) {
     nano.has_sums = false;
-    // Of the sums, what the phases' type takes: other tensors where it is another type.
+    // Phases take the sums in their own type: in new tensors if the sums have another type.
     const double gradients = nano.tokens * row_.qkv();
     if (row_.converts()) ledger_.take(kPhase, gradients);
     ledger_.give(kActivations, nano.tokens * (sums() + 2 * row_.q + 2 * row_.head));

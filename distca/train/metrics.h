@@ -1,6 +1,6 @@
 #pragma once
-// What a step was, and its line of metrics.jsonl, for programs to read (progress.h is for people).
-// Any thread may call these functions.
+// The figures of a step, and its line of metrics.jsonl, for programs to read (progress.h is for
+// people). Any thread may call these functions.
 
 #include <cstdint>
 #include <optional>
@@ -21,10 +21,10 @@ namespace distca {
 /// Figures of the plans of one batch, over all ranks and summed over its nano-batches, and of the
 /// time that planning took. They are made with the plans.
 struct PlanFigures {
-  uint64_t hash = 0;  // of the plans (plans_hash); ranks compare it before use
+  uint64_t hash = 0;  // plans_hash() of the plans; ranks compare it before use
   int64_t tokens = 0;
   int64_t targets = 0;     // next-token pairs that are trained on
-  int64_t bad_tokens = 0;  // whose ids the model does not have (data.bad_tokens)
+  int64_t bad_tokens = 0;  // tokens whose ids the model does not have (data.bad_tokens)
   int64_t pairs = 0;       // (query, key) pairs that the masks allow, of one layer on average
   /// How many nano-batches have their Q, K and V dispatched again for backward.
   int64_t num_redispatched = 0;
@@ -34,11 +34,11 @@ struct PlanFigures {
   // In a pipeline both are PipelineImbalance's.
   double imbalance_before = 1;   // max/mean load of workers under plain packing, in pairs
   double imbalance_after = 1;    // max/mean of servers under the plan, load over capacity
-  int64_t speeds_from_step = 0;  // from_step of the speeds it was planned with; 0: none
-  /// What plan.tolerance = auto chose for each nano-batch, as "SCHEDULER TOLERANCE".
+  int64_t speeds_from_step = 0;  // from_step of the speeds it was planned with; 0 if none
+  /// The choice of plan.tolerance = auto for each nano-batch, as "SCHEDULER TOLERANCE".
   std::vector<std::string> chosen;
-  /// What workers would hold and compute under plain packing. Empty where that is not estimated:
-  /// packed_work says where, and under plan.scheduler = local, which is plain packing.
+  /// The tokens and the load that workers would have under plain packing. Empty where that is not
+  /// estimated: packed_work says where, and under plan.scheduler = local, which is plain packing.
   PackedWork packed;
   /// [servers] seconds in core attention that plan.profile predicts, forward and backward of all
   /// layers. Empty without a profile.
@@ -55,18 +55,18 @@ struct PlanFigures {
 /// How the checkpoints of this start of a run are going.
 struct CheckpointFigures {
   double held_up_s = 0;    // seconds for which saves held training up, since the last step's line
-  int64_t copy_bytes = 0;  // of this rank's copy, from which it writes; 0: there is none
-  int64_t last_complete = 0;  // the step of the last complete one; 0: none
+  int64_t copy_bytes = 0;  // size of this rank's copy, from which it writes; 0 if none
+  int64_t last_complete = 0;  // the step of the last complete one; 0 if none
   int64_t num_failed = 0;     // saves that failed
 };
 
 /// Memory of a rank (runtime/memory_meter.h), at most: since the run began.
 struct MemoryUse {
-  int64_t now_bytes = 0;          // that tensors take after the step
+  int64_t now_bytes = 0;          // bytes that tensors take after the step
   int64_t peak_bytes = 0;         // the most that tensors took at a time
   int64_t resident_bytes = 0;     // the most that the rank's process had in RAM
-  int64_t weight_copy_bytes = 0;  // of its weights in the compute type
-  int64_t optimizer_bytes = 0;    // of AdamW's moments and, with ZeRO-1, of master weights
+  int64_t weight_copy_bytes = 0;  // copies of its weights in the compute type
+  int64_t optimizer_bytes = 0;    // AdamW's moments and, with ZeRO-1, master weights
 };
 
 /// One optimizer step over all ranks. Times are those of rank 0 unless stated otherwise.
@@ -77,9 +77,9 @@ struct StepMetrics {
   double lr = 0;
   double step_s = 0;            // length of the step in seconds
   double model_flops = 0;       // floating-point operations of the step (LlamaConfig::train_flops)
-  double peak_flops_per_s = 0;  // of all ranks together, measured at the start (compute_peak.h)
-  ExchangeBytes bytes;          // of all ranks, forward and backward
-  int64_t bytes_between_nodes = 0;  // those of bytes.sent that go to another node
+  double peak_flops_per_s = 0;  // all ranks' peak, measured at the start (compute_peak.h)
+  ExchangeBytes bytes;          // bytes of all ranks, forward and backward
+  int64_t bytes_between_nodes = 0;  // the part of bytes.sent that goes to another node
   /// [ranks] seconds in core attention, forward and backward of all layers and nano-batches. On a
   /// CPU with one thread a rank, it is processor time, as in profiles. With more threads, it is
   /// elapsed time, which includes waits for a core. On CUDA, it is the device's time.
@@ -91,7 +91,7 @@ struct StepMetrics {
   /// new ones, which hold from step + 2 on. If there are none, from_step is 0.
   Speeds speeds;
   std::optional<double> validation_loss;             // nats per target; none if it was not measured
-  std::vector<PositionBand> validation_by_position;  // the same by position in the document
+  std::vector<PositionBand> validation_by_position;  // validation loss by position in the document
   bool skipped = false;  // the step did not reach the weights (train.bad_step)
   CheckpointFigures checkpoint;
   PlanFigures plan;

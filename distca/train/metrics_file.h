@@ -43,7 +43,7 @@ class MetricsFile {
   std::filesystem::path path_;
   int descriptor_;
   int64_t size_;                  // bytes of whole lines
-  bool torn_ = false;             // whether a part of a line follows them
+  bool torn_ = false;             // true if a part of a line follows them
   std::deque<std::string> kept_;  // lines that could not be written yet
   size_t kept_bytes_ = 0;
   int64_t given_up_ = 0;  // lines that are lost

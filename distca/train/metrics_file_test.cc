@@ -15,7 +15,7 @@
 namespace distca {
 namespace {
 
-/// What was said since CaptureStderr.
+/// Returns the text that went to stderr since CaptureStderr.
 std::string said_on_stderr() {
   standard_error().finish(kConsolePatience);
   return ::testing::internal::GetCapturedStderr();
@@ -59,7 +59,7 @@ TEST_F(MetricsFileTest, lines_follow_those_that_are_there_and_are_there_at_once)
 
 TEST_F(MetricsFileTest, a_full_disk_costs_no_half_line_and_says_so_once) {
   MetricsFile file(path());
-  const std::string first(995, 'x');  // what stderr is captured in has to fit, too
+  const std::string first(995, 'x');  // the file of captured stderr has to fit, too
   file.add(first);
   ::testing::internal::CaptureStderr();
   std::string before;

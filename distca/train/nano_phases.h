@@ -35,9 +35,9 @@ class NanoPhases {
   struct Options {
     Recompute recompute = Recompute::kNone;
     bool keys_travel_again = false;  // servers get Q, K, V again for backward
-    int64_t chunk_rows = 0;          // of kFull: how many go through a phase at a time
-    int64_t loss_rows = 0;           // whose logits exist at the same time
-    double loss_scale = 1;           // of the gradients
+    int64_t chunk_rows = 0;          // rows that go through a phase at a time under kFull
+    int64_t loss_rows = 0;           // rows whose logits exist at the same time
+    double loss_scale = 1;           // factor by which the gradients are scaled
   };
 
   /// Borrows the first two. Where grad mode is off, nothing is kept for backward. Layers have the
@@ -48,16 +48,17 @@ class NanoPhases {
   void embed();
   void pre_attention(int layer);
   void post_attention(int layer);
-  /// What the loss over this worker's targets is the sum of, in nats (Llama::chunk_losses). It does
-  /// backward of the loss, too.
+  /// Computes the loss and does its backward. Returns the sum of the loss over this worker's
+  /// targets in parts, one for each chunk of rows, in nats (Llama::chunk_losses).
   at::Tensor loss();
-  /// The same where grad mode is off, with the loss of each token.
+  /// Returns the same sums where grad mode is off. `of_tokens` becomes the loss of each token.
   at::Tensor evaluated_loss(at::Tensor* of_tokens);
   void post_attention_backward(int layer);
   void pre_attention_backward(int layer);
   void embed_backward();
 
-  // What a stage is handed and hands over: rows [T, C] in the compute type.
+  // The activations and gradients that neighbouring stages hand to each other: rows [T, C] in the
+  // compute type.
   void begin(const at::Tensor& x);
   at::Tensor take_output();
   void begin_backward(const at::Tensor& d_output);
@@ -74,7 +75,7 @@ class NanoPhases {
     at::Tensor q, k, v;  // outputs of pre_attention
     at::Tensor o;        // leaf of post_attention
     at::Tensor y;        // output of post_attention
-    // Of kFull, in backward:
+    // Used under kFull, in backward:
     at::Tensor d_x;  // gradient by x, which both phases add to
     std::vector<Chunk> chunks;
   };
@@ -91,8 +92,8 @@ class NanoPhases {
   CoreAttention& attention_;
   const int nano_batch_;
   const Options options_;
-  at::Tensor ids_, targets_, positions_;                   // of tokens
-  std::shared_ptr<const Llama::Occurrences> occurrences_;  // of ids; where they get gradients
+  at::Tensor ids_, targets_, positions_;                   // [T] one element for each token
+  std::shared_ptr<const Llama::Occurrences> occurrences_;  // places of ids_, if they get gradients
   std::shared_ptr<const Llama::Rope> rope_;
   at::Tensor x_;         // running activation, detached
   at::Tensor gradient_;  // running gradient of the activation

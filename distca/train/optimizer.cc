@@ -42,9 +42,9 @@ namespace {
 /// Elements of a weight that are updated together.
 struct Piece {
   size_t weight;
-  Range elements;    // of the weight
-  int64_t in_flat;   // where they begin among the gradients
-  int64_t in_state;  // and in what this rank keeps
+  Range elements;    // within the weight, in row-major order
+  int64_t in_flat;   // index of the first one in the flat gradients
+  int64_t in_state;  // index of the first one in this rank's state
 };
 
 /// Pieces that AdamW treats alike, with all that it reads and writes of them.
@@ -55,8 +55,8 @@ struct Group {
 
 struct Bucket {
   std::vector<Piece> pieces;
-  at::Tensor gradients;         // of what this rank updates, in one piece
-  std::array<Group, 2> groups;  // what decays, and what does not
+  at::Tensor gradients;         // the elements that this rank updates, in one piece
+  std::array<Group, 2> groups;  // pieces with weight decay, and those without
 };
 
 }  // namespace
@@ -69,7 +69,7 @@ struct Optimizer::State {
   at::Tensor gradients;            // [elements of the layout]
   at::Tensor exp_avg, exp_avg_sq;  // [elements that this rank updates]
   at::Tensor masters;              // likewise; undefined where the parameters are the masters
-  at::Tensor updates;              // as AdamW counts them
+  at::Tensor updates;              // number of updates so far, as a scalar that AdamW reads
   std::vector<Bucket> buckets;
   double lr = 0, scale = 1;
 
@@ -86,12 +86,12 @@ struct Optimizer::State {
   }
   void cut_into_pieces();
   void add_to_group(Bucket& bucket, const Piece& piece);
-  /// What holds these elements of a weight.
+  /// Returns the piece that has these elements of a weight, which this rank must hold (CHECK).
   const Piece& piece_of(size_t weight, const Range& elements) const;
 };
 
-/// Of every bucket what this rank updates, by weights. State of all weights has the layout of the
-/// gradients; that of slices stands end to end.
+/// Cuts what this rank updates of every bucket into pieces, each of one weight, and allocates the
+/// moments. State of all weights has the layout of the gradients; state of slices lies end to end.
 void Optimizer::State::cut_into_pieces() {
   const bool is_whole = !exchange->distributed_optimizer;
   int64_t in_state = 0;
@@ -302,7 +302,7 @@ std::vector<at::Tensor> Optimizer::gather_masters(Communicator& all_workers) {
                        .data = base + (bucket.own.begin - bucket.elements.begin) * bytes,
                        .bytes = bucket.own.size() * bytes});
     }
-    // What it sends of gradients to a peer is the peer's slice.
+    // A peer's slice lies where the gradients lie that the root sends to this peer.
     for (const PeerMessage& message : bucket.reduce_sends.messages) {
       if (mine != root) break;
       receives.push_back({.peer = message.peer,

@@ -38,7 +38,7 @@ double learning_rate(const Config& config, int64_t step);
 /// AdamW's state and the gradients of some parameters.
 class Optimizer {
  public:
-  /// What an optimizer updates.
+  /// The weights that an optimizer updates.
   struct Weights {
     std::vector<Weight> table;
     /// [weight] In the gradients' type, fp32 or fp64, or else copies that are rounded from masters.
@@ -51,7 +51,7 @@ class Optimizer {
   /// Lets every parameter's .grad point into one flat buffer, in fp32 (fp64 for fp64 parameters).
   Optimizer(Weights weights, const Config::Optimizer& options,
             std::shared_ptr<const GradientExchange> gradients);
-  /// Of a model's weights. `seed` is the one that the model was drawn with.
+  /// Makes the optimizer of a model's weights. `seed` is the one that the model was drawn with.
   Optimizer(const Llama& model, uint64_t seed, const Config::Optimizer& options,
             std::shared_ptr<const GradientExchange> gradients);
   Optimizer(Optimizer&&) noexcept;

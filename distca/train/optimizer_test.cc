@@ -31,8 +31,8 @@ TEST(learning_rate, warms_up_linearly_and_ends_where_the_cosine_ends) {
 }
 
 TEST(learning_rate, of_every_schedule_has_the_values_of_megatron) {
-  // What OptimizerParamScheduler of megatron-core 0.16.1 gives in these steps with a warm-up of 4,
-  // lr_decay_steps = 19 (the index of our last step) and an exponential WSD decay of 6.
+  // OptimizerParamScheduler of megatron-core 0.16.1 gives these values in these steps with a
+  // warm-up of 4, lr_decay_steps = 19 (our last step's index) and an exponential WSD decay of 6.
   constexpr std::array<int64_t, 8> kSteps = {4, 9, 13, 14, 16, 18, 19, 25};
   const std::map<std::string, std::array<double, 8>> expected = {
       {"cosine", {1, .775, .410942352531, .325, .185942352531, .10983357967, .1, .1}},
@@ -68,7 +68,7 @@ Weight matrix(int64_t rows, int64_t columns) {
 }
 Weight vector(int64_t size) { return {.name = "vector", .shape = {size}}; }
 
-/// Of one rank, in one bucket.
+/// The exchange of a single rank, in one bucket.
 std::shared_ptr<const GradientExchange> alone(const std::vector<Weight>& weights) {
   return std::make_shared<const GradientExchange>(
       make_gradient_exchange({.elements = flat_layout(weights).elements, .block = kFlatBlock}));

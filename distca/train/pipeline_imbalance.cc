@@ -64,7 +64,8 @@ class Prediction {
            static_cast<double>(layers) / static_cast<double>(most_layers_);
   }
 
-  /// What servers compute, and how much load a pair is.
+  /// Adds the servers' core attention to the ticks after balancing, and finds the load of a pair.
+  /// With 1f1b, add_home() adds the attention.
   void add_exchanges() {
     double load = 0, pairs = 0;
     const std::vector<OrderedExchange>& exchanges = parts_.order().exchanges;
@@ -85,7 +86,7 @@ class Prediction {
     if (pairs > 0) load_of_pair_ = load / pairs;
   }
 
-  /// What the workers of a stage do for their own nano-batches.
+  /// Adds the work of a stage's workers for their own nano-batches in a tick.
   void add_home(size_t tick, int stage) {
     const Grid& grid = parts_.grid();
     const auto& [micro_batch, pass] = parts_.ticks()[tick].stages[stage];

@@ -102,7 +102,7 @@ PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepB
         packed_work(plans.plans, config.attention_profile, config.pairs_nano_batches() ? 2 : 1);
   }
   planned.input.tokens = tokens_of(config, data, batch, plans, rank, num_workers);
-  if (rank < num_workers / config.parallel.pipeline_model_parallel_size) {  // of the first stage
+  if (rank < num_workers / config.parallel.pipeline_model_parallel_size) {  // first stage only
     for (const LocalTokens& tokens : planned.input.tokens) {
       planned.bad_tokens += tokens.bad_tokens;
       planned.targets_left_out += tokens.targets_left_out;

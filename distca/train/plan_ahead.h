@@ -29,30 +29,32 @@ namespace distca {
 struct StepBatch {
   Batch batch;
   ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
-  /// Whether the programs of all ranks are validated together, instead of this rank's alone. The
+  /// True if the programs of all ranks are validated together, instead of this rank's alone. The
   /// trainer sets it for the first step only, because it takes longer.
   bool checks_all_ranks = false;
 };
 
-/// What a rank needs to run a step with a batch.
+/// A batch as one rank runs it: the rank's program and tokens, and the figures of the plans.
 struct PlannedBatch {
   ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
   StepInput input;               // the program, and this rank's tokens
   std::vector<RankSample> work;  // [ranks] tokens and load of all nano-batches, without times
   PlanFigures figures;           // for metrics.jsonl
-  /// Of this rank's tokens (LocalTokens). Later stages hold those of the first, and count none.
+  /// Counts of this rank's tokens (LocalTokens). Later stages hold the tokens of the first stage,
+  /// and count none.
   int64_t bad_tokens = 0, targets_left_out = 0;
-  int64_t bytes_between_nodes = 0;  // that this rank sends; 0: cluster.ranks_per_node is not given
+  /// Bytes that this rank sends to other nodes. It is 0 if cluster.ranks_per_node is not given.
+  int64_t bytes_between_nodes = 0;
 };
 
 /// The hash of a batch's plans. Equal plans have equal hashes on every machine.
 uint64_t plans_hash(const BatchPlan& plans);
 
 /// Plans every nano-batch of a batch and reads the tokens of `rank`; a dedicated server has none.
-/// `gradients` is what the rank exchanges of them, the same value that its optimizer has; null: one
-/// is made as the configuration gives it, for a program that is only looked at. `speeds` are
-/// recorded values, the same on every rank, if measures_speeds(config). Throws Error(kPlan, kData).
-/// A plan or program that its validator refuses is a CHECK. Any thread may call it.
+/// `gradients` is the rank's exchange of gradients, the same value that its optimizer has. If it is
+/// null, one is made as the configuration gives it, for a program that is only looked at. `speeds`
+/// are recorded values, the same on every rank, if measures_speeds(config). Throws Error(kPlan,
+/// kData). A plan or program that its validator refuses is a CHECK. Any thread may call it.
 PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepBatch& batch,
                         int rank, int num_workers, const Speeds& speeds = {},
                         std::shared_ptr<const GradientExchange> gradients = nullptr);

@@ -78,7 +78,7 @@ class Figures {
   /// How many layers a plan is for.
   struct Layers {
     int64_t count, all;
-    /// What a load of each of them is for the mean of all layers.
+    /// Returns what a load of each of these layers adds to the mean over all layers.
     int64_t share_of(int64_t load) const { return load / all * count + load % all * count / all; }
   };
 
@@ -131,7 +131,7 @@ class Figures {
     return pairs;
   }
 
-  /// Of `steps` layers under a plan, and of as many before it.
+  /// Adds the loads of `steps` layers under a plan, and of as many before balancing.
   void add_load(const Plan& plan, const std::vector<int64_t>& before, int64_t steps) {
     for (size_t server = 0; server < plan.load.size(); ++server) {
       const ServerLoad& load = plan.load[server];
@@ -141,7 +141,7 @@ class Figures {
     }
   }
 
-  /// What a profile predicts of so many layers, both passes.
+  /// Adds the time that the profile, if there is one, predicts for so many layers, both passes.
   void add_predicted(const Plan& plan, double layers) {
     if (!config_.attention_profile) return;
     for (size_t server = 0; server < plan.load.size(); ++server) {

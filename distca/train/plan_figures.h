@@ -1,6 +1,6 @@
 #pragma once
-// What the plans of a batch say of load, tokens and time, for metrics.jsonl and for speeds. Any
-// thread may call the functions.
+// Figures of a batch's plans: load, tokens and predicted time, for metrics.jsonl and for speeds.
+// Any thread may call the functions.
 
 #include <vector>
 

@@ -10,7 +10,7 @@
 namespace distca {
 namespace {
 
-/// What one stage alone would be asked for, on its own replicas.
+/// Returns the request for the plan of one stage alone, on its own replicas.
 PlanRequest stage_request(const Config& config, const NanoBatch& nano_batch, const Grid& grid) {
   Config alone = config;
   alone.servers.capacity.clear();
@@ -64,7 +64,8 @@ void check_stage_capacities(const Config& config, const RunGrid& run,
   }
 }
 
-/// What a rank of each stage holds of micro-batches in flight.
+/// Throws Error(kPlan) if the activations of the micro-batches in flight take more than
+/// plan.max_memory_gib on a rank of some stage.
 void check_activations(const Config& config, const RunGrid& run, const PipelineParts& parts) {
   if (config.plan.max_memory_gib <= 0) return;
   ModelShape model = config.model.shape();

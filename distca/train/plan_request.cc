@@ -17,7 +17,7 @@
 namespace distca {
 namespace {
 
-/// How much faster links inside a node are: NVLink of 450 GB/s beside 50 GB/s of InfiniBand.
+/// How many times faster links inside a node are: NVLink has 450 GB/s, InfiniBand has 50 GB/s.
 constexpr int64_t kInsideOverBetween = 9;
 
 std::vector<int64_t> capacities(const Config& config, const PlanRequest& request, int num_workers,
@@ -50,10 +50,10 @@ MemoryPrice memory_price(const Config& config, bool redispatched, size_t window)
   return price;
 }
 
-/// That a rank holds.
+/// Returns how many nano-batches a rank holds at a time.
 int64_t nano_batches_at_once(const Config& config) { return config.pairs_nano_batches() ? 2 : 1; }
 
-/// Of one rank, each the most of any nano-batch.
+/// Bytes on one rank, each the most of any nano-batch.
 struct RankMemory {
   int64_t activations = 0;
   int64_t kept = 0;
@@ -82,7 +82,8 @@ int64_t most_bytes(const std::vector<RankMemory>& memory) {
   return most;
 }
 
-/// What a nano-batch may hold so that its kept keys fit beside the activations of any other one.
+/// Returns how many bytes a nano-batch may take on a rank, so that its kept keys fit in addition to
+/// the activations of any other nano-batch.
 int64_t room_beside(const std::vector<RankMemory>& memory, const Plan& plan, int64_t cap) {
   int64_t more = 0;
   for (size_t rank = 0; rank < memory.size(); ++rank) {
@@ -183,7 +184,7 @@ std::vector<Plan> plan_all(const Config& config, const std::vector<PlanRequest>&
   return plans;
 }
 
-/// What refuses a batch of which a rank would hold `bytes` of each nano-batch.
+/// The error that refuses a batch of which a rank would hold `bytes` of each nano-batch.
 Error beyond_cap(const Config& config, bool redispatched, int64_t bytes, const char* of_what) {
   const auto all = static_cast<double>(bytes * nano_batches_at_once(config));
   return {ErrorKind::kPlan,
@@ -195,7 +196,7 @@ Error beyond_cap(const Config& config, bool redispatched, int64_t bytes, const c
           of_what};
 }
 
-/// Where there is one stage.
+/// Plans a batch where there is one stage.
 BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_workers,
                          const Speeds& speeds) {
   const size_t num_windows = config.model.windows().size();
@@ -235,7 +236,7 @@ BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_worke
   const BatchPlan kept = result;
   result.redispatched = redispatched;
   if (!is_given) {
-    // What homes keep to send it again may be more than what servers would keep.
+    // Q, K and V that homes keep to send them again may take more than servers' kept keys.
     result.plans = planned();
     return most_bytes(batch_memory(result.plans)) < most_bytes(memory) ? result : kept;
   }

@@ -19,20 +19,20 @@ namespace distca {
 /// servers.capacity as numbers; empty if capacities are to be derived. Throws Error(kConfig).
 std::vector<int64_t> given_capacities(const Config::Servers& servers);
 
-/// The same for a run of so many workers; empty if capacities are to be derived. Throws
-/// Error(kConfig) if they are those of another number of ranks.
+/// Returns given_capacities() for a run of so many workers. Throws Error(kConfig), too, if they are
+/// those of another number of ranks.
 std::vector<int64_t> checked_capacities(const Config& config, int num_workers);
 
-/// Whether times that are measured during training enter the plans. They never do under
+/// Returns true if times that are measured during training enter the plans. They never do under
 /// train.deterministic.
 bool measures_speeds(const Config& config);
 
-/// What plan.tolerance = auto weighs with: `speeds`, with stated_speeds where nothing was measured,
-/// and plan.bandwidth_mb_per_s if it is given.
+/// The options by which plan.tolerance = auto compares plans: `speeds`, with stated_speeds where
+/// nothing was measured, and plan.bandwidth_mb_per_s if it is given.
 LayerTimeOptions layer_time_options(const Config& config, int num_workers, const Speeds& speeds,
                                     bool redispatched);
 
-/// What the scheduler is asked for one nano-batch. The cluster has the workers, then the
+/// Returns the request to the scheduler for one nano-batch. The cluster has the workers, then the
 /// servers.dedicated servers. Capacities are those that are given, else even_capacities of
 /// `speeds`; without servers.reweight, or if `speeds` has no ranks, of stated_speeds. Kept keys
 /// cost memory unless exchange.keys = redispatch. A rank holds one nano-batch at a time, or two
@@ -49,8 +49,8 @@ struct BatchPlan {
   std::vector<Plan> plans;
   /// Q, K and V are dispatched again for backward, because servers do not keep them.
   bool redispatched = false;
-  std::shared_ptr<const PipelineParts> pipeline = nullptr;  // what is planned where stages are more
-  size_t num_windows = 1;  // of the model: layers with different windows have different plans
+  std::shared_ptr<const PipelineParts> pipeline = nullptr;  // the plan of several stages
+  size_t num_windows = 1;  // windows of the model, each of which has plans of its own
 
   size_t num_nano_batches() const { return plans.size() / num_windows; }
   /// The plan of a nano-batch for the layers with this window.
@@ -73,8 +73,8 @@ struct BatchPlan {
 BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
                             const Speeds& speeds = {}, bool trains = true);
 
-/// The same for later batches of a run, which should not end the run: if exchange.keys = keep and
-/// the kept keys do not fit, they are dispatched again, as with auto.
+/// Plans a later batch of a run likewise. Such a batch should not end the run: if exchange.keys =
+/// keep and the kept keys do not fit, they are dispatched again, as with auto.
 BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_workers,
                            const Speeds& speeds = {}, bool trains = true);
 

@@ -146,7 +146,7 @@ TEST(BatchPlan, with_an_automatic_tolerance_follows_the_bandwidth) {
   EXPECT_LT(max_over_mean(even), 1.1);
 }
 
-/// Of three workers; a cap of 0 is none.
+/// Plans nano-batches for three workers with a memory cap of `bytes`. 0 means no cap.
 BatchPlan plan_within(int64_t bytes, const char* keys,
                       const std::vector<NanoBatch>& nano_batches = {kDocuments}) {
   return plan_nano_batches(
@@ -156,8 +156,8 @@ BatchPlan plan_within(int64_t bytes, const char* keys,
       batch_of(nano_batches), 3);
 }
 
-/// What the fullest rank holds where nano-batches share buffers: the most activations of any of
-/// them and the most kept keys of any.
+/// Bytes on the fullest rank, where nano-batches share buffers: the most activations of any of them
+/// and the most kept keys of any.
 int64_t most_memory(const BatchPlan& planned) {
   int64_t most = 0;
   for (int rank = 0; rank < 3; ++rank) {

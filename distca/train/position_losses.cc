@@ -9,7 +9,7 @@
 namespace distca {
 namespace {
 
-/// Of 4^5 positions, then 4^6, and so on.
+/// The end of a band: 4^5 for the first one, then 4^6, and so on.
 int64_t end_of(int band) { return int64_t{1} << (10 + 2 * band); }
 
 int band_of(int64_t position) {

@@ -18,7 +18,7 @@ namespace {
 constexpr double kPlainLineEverySeconds = 5;
 constexpr double kSignOfLifeSeconds = 3;
 
-/// What is no number has no sign worth showing.
+/// Drops the sign of a NaN, which means nothing.
 double plain(double loss) { return std::isnan(loss) ? std::abs(loss) : loss; }
 
 std::string step_words(const ShownStep& s) {
@@ -52,7 +52,7 @@ double figure(const JsonField& field, const Json& line, const char* name) {
   return line.contains(name) && line.at(name).is_null() ? NAN : field[name].number();
 }
 
-/// Of "2026-11-23T02:13:05.123Z", since 1970.
+/// Seconds since 1970 of a time such as "2026-11-23T02:13:05.123Z".
 double seconds_of(const JsonField& field) {
   const std::string text = field.text();
   std::tm parts{};

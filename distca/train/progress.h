@@ -17,7 +17,7 @@
 
 namespace distca {
 
-/// What is shown of a step.
+/// The figures of a step that are shown.
 struct ShownStep {
   int64_t step = 0, total_steps = 0;
   double time_s = 0;           // since 1970, when the step's line was made
@@ -26,9 +26,10 @@ struct ShownStep {
   double grad_norm = 0, lr = 0;
   double imbalance_before = 1, imbalance_after = 1;  // max/mean
   double tokens_per_s = 0, share_of_peak = 0;
-  int64_t memory_bytes = 0;  // now, of the rank whose tensors take the most; 0: nobody has said
+  /// Bytes of tensors now, on the rank that has the most. 0 means that they are not known.
+  int64_t memory_bytes = 0;
   std::optional<double> validation_loss;  // nats per target; none if it was not measured
-  /// The same of the tokens at positions [begin, end) of their documents.
+  /// The validation loss over the tokens at positions [begin, end) of their documents.
   struct Band {
     int64_t begin = 0, end = 0;
     double loss = 0;
@@ -84,7 +85,9 @@ class Progress {
 
  private:
   Console& console_;
-  double last_shown_s_ = -1e9;  // of the steps' own times: a run that is shown later reads the same
+  /// The time of the step that was shown last, from its own line, so that a run that is shown later
+  /// reads the same.
+  double last_shown_s_ = -1e9;
 };
 
 }  // namespace distca

@@ -20,7 +20,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// Of a run of 100 steps.
+/// A step of a run of 100 steps.
 ShownStep step_of(int64_t step, std::optional<double> validation = std::nullopt) {
   return {.step = step,
           .total_steps = 100,
@@ -37,7 +37,7 @@ ShownStep step_of(int64_t step, std::optional<double> validation = std::nullopt)
           .validation_loss = validation};
 }
 
-/// Of a long run.
+/// A step of a long run.
 ShownStep long_step(double tokens_per_s, double left_s) {
   ShownStep step = step_of(1'234);
   step.total_steps = 100'000;

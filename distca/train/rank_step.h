@@ -1,5 +1,6 @@
 #pragma once
-// What the ranks tell each other of a step. These are plain values without shared state.
+// The figures of a step on one rank, which all ranks exchange. These are plain values without
+// shared state.
 
 #include <cstdint>
 #include <vector>
@@ -22,7 +23,7 @@ struct RankStep {
   RankSample sample;
 };
 
-/// Adds what the ranks tell, in rank order, to the step's figures. Returns the sum of their losses.
+/// Adds the ranks' figures, in rank order, to those of the step. Returns the sum of their losses.
 double add_ranks(const std::vector<RankStep>& ranks, StepMetrics* metrics);
 
 }  // namespace distca

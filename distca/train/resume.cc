@@ -30,14 +30,14 @@ namespace fs = std::filesystem;
 
 constexpr size_t kRunIdDigits = 16;
 
-/// What a change of a key means when a run goes on. A key that no line names must not change.
+/// The effect of a changed key on a run that goes on. A key that no rule names must not change.
 enum class Change : uint8_t {
   kFree,   // nothing of what is trained depends on it
   kTrain,  // the run goes on differently from here on: it is said
   kBits,   // the result holds, but not the bits
 };
 struct KeyRule {
-  std::string_view start;  // of the key's name
+  std::string_view start;  // the first characters of the key's name
   Change change;
 };
 /// The first line that fits counts.
@@ -78,7 +78,7 @@ std::optional<Change> rule_of(const std::string& key) {
   return {};
 }
 
-/// Whether the learning rate depends on train.steps.
+/// Returns true if the learning rate depends on train.steps.
 bool decays_over_the_run(const std::map<std::string, std::string>& config) {
   return config.at("optimizer.decay_steps") == "0" &&
          config.at("optimizer.schedule") != "'constant'";

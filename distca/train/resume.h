@@ -28,7 +28,7 @@
 
 namespace distca {
 
-/// What the user asks for with --resume.
+/// The user's choice of a checkpoint, as --resume gives it.
 struct ResumeRequest {
   enum class Kind : uint8_t {
     kNo,      // a new run
@@ -66,7 +66,8 @@ void warn_passed_over(const Error& damage);
 std::unique_ptr<CheckpointReader> open_checkpoint(
     Communicator& comm, const Config& config, const std::optional<std::filesystem::path>& chosen);
 
-/// What a checkpoint holds is not what its index says, or cannot be read. All ranks throw it alike.
+/// The error of a checkpoint whose files do not hold what its index says, or cannot be read. All
+/// ranks throw it alike.
 struct DamagedCheckpoint : Error {
   DamagedCheckpoint(const CheckpointReader& reader, const Error& why)
       : Error(why), folder(reader.folder()), step(reader.index().step) {}
@@ -74,9 +75,10 @@ struct DamagedCheckpoint : Error {
   int64_t step;
 };
 
-/// What rank 0 goes on from in place of a damaged checkpoint, as `older` chooses, to which its step
-/// is given; says that it is passed over. On other ranks nothing. All ranks call it together.
-/// Throws what is wrong on all ranks, if `older` is null on rank 0 or gives the same checkpoint.
+/// Returns, on rank 0, the checkpoint to go on from in place of a damaged one, or nothing for a new
+/// run; nothing on other ranks. `older` chooses it from the step of the damaged one. Warns that the
+/// damaged one is passed over. All ranks call it together. Throws `damage` on all ranks if `older`
+/// is null on rank 0 or gives the same checkpoint.
 std::optional<std::filesystem::path> choose_older(
     Communicator& comm, const Config& config,
     const std::function<std::optional<std::filesystem::path>(int64_t)>& older,
@@ -86,13 +88,13 @@ std::optional<std::filesystem::path> choose_older(
 /// as a client of NFS may believe that nothing is there, and no longer than ranks may take to meet.
 double late_folder_s(const Config& config);
 
-/// Whether a path is a checkpoint of the run that is about to start; what a run has set aside is
-/// its own no longer.
+/// Returns true if a path is a checkpoint of the run that is about to start. Checkpoints that a run
+/// has set aside are no longer its own.
 bool is_own_checkpoint(const std::filesystem::path& checkpoint, const Config& config);
 
 /// Every key of a configuration as text, by name.
 std::map<std::string, std::string> config_texts(const Config& config);
-/// What else decides the bits of a step: versions, kernels, numbers of ranks.
+/// Everything else that decides the bits of a step, by name: versions, kernels, numbers of ranks.
 std::map<std::string, std::string> machine_texts(const Config& config,
                                                  const ResolvedConfig& resolved, int num_workers);
 
@@ -102,15 +104,15 @@ std::string agreed_run_id(Communicator& comm, const std::string& mine);
 /// "step 100 of run 0123456789abcdef, 0123456789abcdef": the same wherever the checkpoint lies.
 std::string checkpoint_words(const CheckpointIndex& index);
 
-/// What a run would record about itself now.
+/// The facts that a run would record about itself now.
 struct RunFacts {
   std::map<std::string, std::string> config;   // config_texts
   std::map<std::string, std::string> machine;  // machine_texts
   std::string data;                            // DataBlend::summary
 };
 
-/// What a rank compares with the others: the kernel that it chose, what its data set holds, and the
-/// checkpoint that it goes on from; null: none.
+/// The values that a rank compares with the other ranks: the kernel that it chose, the contents of
+/// its data set, and the checkpoint that it goes on from. `checkpoint` is null in a new run.
 ResolvedConfig resolved_config(const Config& config, const std::string& kernel,
                                const std::string& data, bool on_device,
                                const CheckpointReader* checkpoint);

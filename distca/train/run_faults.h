@@ -1,6 +1,6 @@
 #pragma once
-// What a run says when it ends badly though every rank is there: its numbers went wrong, or its
-// replicas drifted apart. Any thread may call these functions.
+// Errors of a run that ends badly though no rank is lost: its numbers went wrong, or its replicas
+// drifted apart. Any thread may call these functions.
 
 #include <cstdint>
 #include <string>

@@ -36,7 +36,7 @@ constexpr std::array kNames = {kConfigToml, kMetrics, kWeights, kConfigJson};
 constexpr const char* kNewWeights = ".model.safetensors.new";
 constexpr const char* kNewConfigJson = ".config.json.new";
 
-/// Of a path itself, not of what it links to; none: nothing is there.
+/// The status of a path itself, not of what it links to. Returns nothing if nothing is there.
 std::optional<struct stat> status_of(const fs::path& path) {
   struct stat status {};
   if (lstat(path.c_str(), &status) == 0) return status;
@@ -48,7 +48,7 @@ std::string day_of(const struct stat& status) {
   return fmt::format("{:%Y-%m-%d}", fmt::localtime(status.st_mtim.tv_sec));
 }
 
-/// The step of a run's line of metrics.jsonl; none: it is no such line.
+/// The step of a run's line of metrics.jsonl. Returns nothing if it is no such line.
 std::optional<int64_t> step_of(std::string_view line) {
   const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("loss") || !json.contains("imbalance_after")) return {};
@@ -71,7 +71,7 @@ std::string part_of(const fs::path& path, std::streamoff begin) {
   return text;
 }
 
-/// How many steps a run's metrics.jsonl has; none: it is no run's.
+/// The number of steps in a run's metrics.jsonl. Returns nothing if the file is no run's.
 std::optional<int64_t> steps_of(const fs::path& path) {
   const std::string first = part_of(path, 0);
   if (first.empty()) return 0;  // killed before its first step
@@ -147,12 +147,12 @@ Error in_use(const fs::path& folder) {
                folder.string());
 }
 
-/// What a folder held when it was looked at.
+/// The contents of a folder when it was looked at.
 struct FoundRun {
   bool has_weights = false;
   bool has_checkpoints = false;  // complete ones
-  int64_t steps = 0;             // of the weights, if there are any, else of metrics.jsonl
-  std::string date;              // of their last change, as 2026-11-22; empty where there is no run
+  int64_t steps = 0;             // steps of the weights, if there are any, else of metrics.jsonl
+  std::string date;              // day of their last change, as 2026-11-22; empty without a run
 
   std::string words() const {
     return fmt::format("({} step{}, {})", steps, steps == 1 ? "" : "s", date);
@@ -195,7 +195,7 @@ FoundRun find_run(const fs::path& folder) {
   return found;
 }
 
-/// What is there, if a run may take it.
+/// Returns the contents of a folder if a run may take it. Throws Error(kConfig) otherwise.
 FoundRun judge(const fs::path& folder, const TakeFolder& how) {
   FoundRun found = find_run(folder);
   if (how.overwrite || how.goes_on_after > 0) return found;
@@ -225,7 +225,7 @@ void check_run_folder(const fs::path& folder, const TakeFolder& how) {
 RunFolder::RunFolder(fs::path folder, const TakeFolder& how)
     : folder_(std::move(folder)), how_(how) {
   judge(folder_, how);
-  std::error_code ignored;  // what cannot be looked at cannot be written either, which says why
+  std::error_code ignored;  // if the look fails, making the folder fails, too, and says why
   DISTCA_THROW_IF(fs::exists(folder_, ignored) && !fs::is_directory(folder_, ignored),
                   ErrorKind::kConfig, "train.output_dir = {}: it is a file, a folder is wanted",
                   folder_.string());
@@ -243,7 +243,7 @@ RunFolder::RunFolder(fs::path folder, const TakeFolder& how)
   remove_unfinished_checkpoints(folder_);
 }
 
-/// On metrics.jsonl, which is made if need be.
+/// Takes the lock on metrics.jsonl, which is made if need be.
 void RunFolder::take_lock() {
   const fs::path metrics = metrics_path();
   while (true) {
@@ -298,7 +298,7 @@ void RunFolder::cut_metrics() {
     const MappedFile file(metrics_path());
     const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
                                 file.bytes().size());
-    size = text.rfind('\n') + 1;  // what has no line end is none
+    size = text.rfind('\n') + 1;  // text without a line end is no line
     while (size > 0) {
       const size_t begin = size == 1 ? 0 : text.rfind('\n', size - 2) + 1;
       const std::string_view line = text.substr(begin, size - 1 - begin);

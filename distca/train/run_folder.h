@@ -17,7 +17,7 @@
 //   * refuses it in any case, if something else made a file of these names. So nobody else's model
 //     or configuration is ever touched.
 // The files of a run are recognized: config.toml and model.safetensors say that we made them,
-// metrics.jsonl has lines of a run, and config.json lies beside our weights.
+// metrics.jsonl has lines of a run, and config.json lies next to our weights.
 //
 // Only rank 0's machine matters, because rank 0 alone writes. While a run writes to a folder, no
 // other run may: rank 0 holds a lock on metrics.jsonl, which the system releases however the
@@ -44,8 +44,9 @@ namespace distca {
 
 /// How a run takes a folder.
 struct TakeFolder {
-  bool overwrite = false;     // train.overwrite
-  int64_t goes_on_after = 0;  // the step of the folder's checkpoint that it goes on from; 0: none
+  bool overwrite = false;  // train.overwrite
+  /// The step of the folder's checkpoint that the run goes on from. 0 means that there is none.
+  int64_t goes_on_after = 0;
 };
 
 /// Throws what taking the folder would throw, except where the file system refuses to write. It
@@ -89,7 +90,7 @@ class RunFolder {
   TakeFolder how_;
   FileDescriptor lock_;  // destroyed after all that follows
   bool made_metrics_ = false, made_folder_ = false, began_ = false;
-  bool had_weights_ = false;  // whether the folder has weights of an older run
+  bool had_weights_ = false;  // true if the folder had weights of an older run
   std::string replaces_;
   std::optional<AtomicFile> weights_, config_json_;
 };
@@ -97,7 +98,7 @@ class RunFolder {
 /// The first line of a run's config.toml.
 constexpr const char* kConfigTomlMark = "# Written by distca train: what was run.";
 /// The key that says, in the header of a run's model.safetensors, who has written the file. The key
-/// "steps" stands beside it.
+/// "steps" is next to it.
 constexpr const char* kProducerKey = "producer";
 constexpr const char* kProducer = "distca train";
 /// How the name of a file begins by which ranks find out whether they all see the folder.

@@ -50,7 +50,8 @@ class RunFolderTest : public FolderTest {
     write_file_atomically(run() / name, text);
   }
 
-  /// What a run of so many steps leaves, up to its weights or with them.
+  /// Makes the files that a run of so many steps leaves before it writes its weights or, if
+  /// `finished`, with them.
   void make_run(int64_t steps, bool finished, const std::string& note = "old") {
     RunFolder folder(run(), {.overwrite = true});
     folder.reserve(10, note + " config");

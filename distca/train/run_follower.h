@@ -20,7 +20,7 @@ class RunFollower {
   /// Throws Error(kUsage) if `folder` is not the folder of a run.
   explicit RunFollower(const std::filesystem::path& folder);
 
-  /// What is new since the last call.
+  /// The lines that are new since the last call.
   struct News {
     std::vector<std::string> lines;  // whole ones, without their ends; of a long file not all yet
     /// The lines that were read last are gone, because the run went on from an earlier checkpoint
@@ -31,14 +31,15 @@ class RunFollower {
   News read();
   /// The number of the last line that was read, from 1.
   int64_t line_number() const { return line_number_; }
-  /// Whether a run is writing to the folder. False where the file system knows no locks.
+  /// Returns true if a run is writing to the folder. It returns false where the file system has
+  /// no locks.
   bool is_written() const;
   /// The file's path.
   const std::filesystem::path& path() const { return path_; }
 
  private:
   std::filesystem::path path_;
-  int64_t offset_ = 0;  // of the first byte that was not read
+  int64_t offset_ = 0;  // place of the first byte that was not read
   int64_t line_number_ = 0;
   std::string last_;  // the last line that was read, with its end; it lies before offset_
 };

@@ -1,6 +1,6 @@
 #pragma once
-// Who is where in a run: the stages of its pipeline, their replicas, their layers, the dedicated
-// servers and the nodes. Without a pipeline there is one stage. Any thread may call the functions.
+// The places of the ranks in a run: the stages of its pipeline, their replicas and layers, and the
+// dedicated servers. Without a pipeline there is one stage. Any thread may call the functions.
 //
 //     const RunGrid run = run_grid(config, num_workers);
 //     const std::vector<Weight> weights = weight_table(config.model, run.stage_of(rank));
@@ -20,7 +20,7 @@ struct RunGrid {
   std::vector<Range> layers;  // [stage] of the model
 
   bool is_pipeline() const { return grid.stages > 1; }
-  /// What a rank holds of the model. A dedicated server's stage has no layers.
+  /// The part of the model that a rank holds. A dedicated server's stage has no layers.
   Stage stage_of(int rank) const;
   /// The ranks that hold this stage's weights.
   std::vector<int> replicas_of(int stage) const;
@@ -30,7 +30,7 @@ struct RunGrid {
   std::string name_of(int rank) const;
   /// A text in which each "rank 3" has become name_of(3), in a pipeline.
   std::string named(const std::string& text) const;
-  /// "4 workers" or, in a pipeline, "4 workers = 2 stages x 2 replicas (layers 0-3, 4-7)".
+  /// "4 workers" or, in a pipeline, "4 workers = 2 stages (layers 0-3, 4-7) x 2 replicas".
   std::string words() const;
 };
 

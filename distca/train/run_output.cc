@@ -83,7 +83,7 @@ void RunOutput::save_weights(const std::vector<at::Tensor>& weights) {
 void RunOutput::save_beside() {
   for (const auto& [name, contents] : beside_) {
     const std::filesystem::path path = std::filesystem::path(config_.train.output_dir) / name;
-    std::error_code ignored;  // what cannot be looked at cannot be written either, which says why
+    std::error_code ignored;  // if the look fails, writing fails, too, and says why
     const bool there = std::filesystem::exists(path, ignored);
     if (!there || config_.train.overwrite) {
       write_file_atomically(path, contents);

@@ -1,6 +1,6 @@
 #pragma once
-// What rank 0 writes and shows of a run: its folder, the lines of metrics.jsonl, the progress, and
-// the weights at the end.
+// The output of a run, which rank 0 writes and shows: the folder, the lines of metrics.jsonl, the
+// progress, and the weights at the end.
 //
 //     RunOutput output(config, state, files_beside_weights(data), /*goes_on_after=*/0, 1);
 //     output.begin(text);
@@ -30,8 +30,8 @@ class RunOutput {
  public:
   /// Takes the folder and reserves space for the weights: who may not write there, or has no room,
   /// ends here. `goes_on_after` is the step of this folder's checkpoint that the run goes on from,
-  /// and `first_step` the first one that it trains.
-  /// `beside` are files that go beside the weights, their contents by name.
+  /// and `first_step` the first one that it trains. `beside` are the files that go next to the
+  /// weights, their contents by name.
   RunOutput(const Config& config, RunState& state, FilesByName beside, int64_t goes_on_after,
             int64_t first_step);
 
@@ -41,8 +41,8 @@ class RunOutput {
   void tell(const StepMetrics& metrics, const ResolvedConfig& resolved);
   /// Replaces the weights that the folder holds. Throws Error(kIo).
   void save_weights(const std::vector<at::Tensor>& weights);
-  /// Writes the files beside the weights. One that is there with other contents stays, and a
-  /// warning says so, unless train.overwrite is set. Throws Error(kIo).
+  /// Writes the files that go next to the weights. One that is there with other contents stays, and
+  /// a warning says so, unless train.overwrite is set. Throws Error(kIo).
   void save_beside();
   /// Brings metrics.jsonl to disk. Returns how many of its lines could not be written.
   int64_t finish_metrics() { return metrics_->finish(); }

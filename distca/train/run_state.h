@@ -14,8 +14,9 @@ class RunState {
   RunState(std::string output_dir, int64_t total_steps)
       : output_dir_(std::move(output_dir)), total_steps_(total_steps) {}
 
-  /// The run goes on from `step` (0: a new run); `checkpoint` is the step of the last complete
-  /// checkpoint in its folder (0: none). From now on, a signal is a request.
+  /// Begins the steps of a run that goes on from `step`, which is 0 in a new run. `checkpoint` is
+  /// the step of the last complete checkpoint in its folder, or 0 if there is none. From now on, a
+  /// signal is a request.
   void begin_steps(int64_t step, int64_t checkpoint);
   /// The line of step `step`, which counts from 1, has been written to metrics.jsonl.
   void step_done(int64_t step) { steps_ = step; }
@@ -29,7 +30,7 @@ class RunState {
   /// Asks the run to save and to end after the step that is under way. Returns false if it has not
   /// begun to train, so that there is nothing to save.
   bool request_stop(int signal);
-  /// The signal that somebody has asked with; 0: nobody has.
+  /// The signal by which a stop was requested. 0 means that there was no request.
   int stop_requested() const { return stop_signal_; }
 
   /// One line that says at which step `signal` ("SIGINT", for example) ended the run at once, and

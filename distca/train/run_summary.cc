@@ -219,7 +219,7 @@ std::string validation_text(const StepMetrics& last) {
   return fmt::format("  validation loss {:.3f} nats a token\n", *last.validation_loss);
 }
 
-/// What the losses and loads were.
+/// The part of the summary on losses, loads, planning and memory.
 std::string learned_text(const Config& config, const DataBlend& data, const RunSummary& summary) {
   const StepMetrics &last = summary.last, &sum = summary.sum;
   const double tokens_per_s = static_cast<double>(sum.plan.tokens) / sum.step_s;
@@ -232,7 +232,8 @@ std::string learned_text(const Config& config, const DataBlend& data, const RunS
       with_thousands(sum.plan.tokens), sum.step_s,
       with_thousands(static_cast<int64_t>(tokens_per_s)));
   text += validation_text(last);
-  // Of one data set: what a blend shows more often counts more often.
+  // Counted for a single data set only: in a blend, sets that are shown more often would have to
+  // count more often.
   const auto entropies = data.num_sets() == 1 ? token_entropies(data.set(0)) : std::nullopt;
   if (entropies) text += fmt::format("  {}\n", wrap(counting_words(*entropies), kColumns - 2));
   const double steps = static_cast<double>(summary.steps);

@@ -21,14 +21,15 @@ namespace distca {
 struct RunSummary {
   int num_workers = 0;  // ranks from this number on are dedicated servers
   int64_t steps = 0;
-  int64_t goes_on_after = 0;  // the step of the checkpoint that this start went on from; 0: none
+  /// The step of the checkpoint that this start went on from. 0 means that it began a new run.
+  int64_t goes_on_after = 0;
   std::optional<double> first_loss, last_loss;
   StepMetrics last;
   /// Sums over all steps: of tokens, step_s, attention_s, loads, imbalances, predictions and the
   /// planner's times. Its other fields are not set. Imbalances are shown divided by `steps`.
   StepMetrics sum{.plan = {.imbalance_before = 0, .imbalance_after = 0}};
   std::vector<double> waited_s;  // [ranks] summed over steps
-  double plain_packing_s = 0;    // the steps' estimates, summed; 0: there are none
+  double plain_packing_s = 0;    // sum of the steps' estimates, or 0 if there are none
   std::string trace;             // a line on train.trace, or ""
   int64_t metrics_missing = 0;   // lines that metrics.jsonl lacks because its disk is full
   /// [steps] |predicted / measured - 1|, each the median over the servers.
@@ -49,19 +50,20 @@ std::string balance_text(const RunSummary& summary);
 /// A line of the summary: which loss counting tokens would reach, and on which text.
 std::string counting_words(const Entropies& entropies);
 
-/// Which steps metrics.jsonl holds, if `missing` of its lines could not be written.
+/// Says which steps metrics.jsonl holds, if `missing` of its lines could not be written.
 std::string steps_written(int64_t steps, int64_t missing);
 
-/// What the first lines say of devices: the price of deterministic attention if it was measured,
+/// The first lines that concern devices: the price of deterministic attention if it was measured,
 /// and the cap that plans take from the devices' memory if there is one.
 std::vector<std::string> device_lines(const Config& config, const ComputePeak& peak);
 
-/// What is about to be run, on which grid, and on what. `data` is what split_words says. Lines have
-/// at most 100 columns, unless a word is longer.
+/// The first words of a run: what is trained, on which grid, with which data and kernel. `data` is
+/// what split_words says. Lines have at most 100 columns, unless a word is longer.
 std::string start_text(const Config& config, const std::string& data, const RunGrid& run,
                        const std::string& kernel, const ComputePeak& peak);
 
-/// What was learned, the load of every server before and after balancing, and what was saved.
+/// The last words of a run: what was learned, the load of every server before and after balancing,
+/// and what was saved.
 std::string summary_text(const Config& config, const DataBlend& data, const RunSummary& summary);
 
 }  // namespace distca

@@ -81,7 +81,8 @@ TEST(StartText, says_of_devices_what_was_measured_and_what_plans_may_take) {
                           HasSubstr("2.00 times as long as without\nthe smallest of")));
 }
 
-/// Of two workers: rank 1 waits half a second of two, and plain packing would make it one longer.
+/// A step of two workers: rank 1 waits half a second of two, and plain packing would make the step
+/// one second longer.
 StepMetrics uneven_step() {
   return {
       .step_s = 2,

@@ -11,14 +11,14 @@
 
 namespace distca {
 
-/// What a rank made of keys whose words may mean something else on another rank.
+/// Values that a rank derived from keys whose words may mean something else on another rank.
 struct ResolvedConfig {
-  std::string price;   // what loads are counted in: profile_name of plan.profile, or pairs
+  std::string price;   // the unit of loads: profile_name of plan.profile, or pairs
   std::string kernel;  // the one that attention.kernel chose
-  std::string data;    // what data.prefix holds (DataBlend::summary), wherever it lies
+  std::string data;    // the contents of data.prefix (DataBlend::summary), wherever it lies
   /// The instructions that PyTorch computes with (ATEN_CPU_CAPABILITY); "" on a device.
   std::string isa;
-  std::string checkpoint = "none";  // what the run goes on from, wherever it lies
+  std::string checkpoint = "none";  // the one that the run goes on from, wherever it lies
 };
 
 /// All ranks call it together. If they differ, it throws Error(kConfig) on all of them: one line

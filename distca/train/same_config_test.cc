@@ -13,7 +13,8 @@
 namespace distca {
 namespace {
 
-/// What three ranks say of their configurations, each its own; "" if nothing, else the same on all.
+/// Returns the error of three ranks, each of which changes its own configuration, or "" if there is
+/// none. All ranks must throw the same.
 std::string said(const std::function<void(int, Config&, ResolvedConfig&)>& change) {
   std::vector<std::string> lines(3);
   run_ranks(3, {.timeout_s = 300}, [&](Communicator& comm) {

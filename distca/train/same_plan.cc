@@ -12,7 +12,7 @@ namespace {
 struct ToldPlan {
   PlanWord word;
   int32_t failed = 0;
-  ErrorKind kind = ErrorKind::kData;  // of the failure
+  ErrorKind kind = ErrorKind::kData;  // kind of the failure
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
-// Whether two steps had the same result: how far two tensors are apart, and how far they may be
-// (DESIGN rule 1). Any thread may call these functions.
+// Compares the results of two steps: how far two tensors are apart, and how far they may be (DESIGN
+// rule 1). Any thread may call these functions.
 //
 //     const double bound = format_bound(model.dtype, model.num_hidden_layers, batch_tokens);
 //     if (!(difference(gradient, reference) <= bound)) ...  // written so that NaN is a difference

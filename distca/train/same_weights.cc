@@ -17,10 +17,10 @@ namespace distca {
 
 namespace {
 
-/// Of all bytes of a rank's weights.
+/// Hashes of all bytes of a rank's weights.
 struct Hashes {
-  uint64_t weights = 0;  // in order
-  uint64_t tied = 0;     // of the tied embedding alone; 0 where the stage has none
+  uint64_t weights = 0;  // all weights, in order
+  uint64_t tied = 0;     // the tied embedding alone; 0 where the stage has none
 };
 
 Hashes hashes_of(const std::vector<at::Tensor>& weights, const std::vector<Weight>& table) {

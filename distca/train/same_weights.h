@@ -19,8 +19,8 @@ namespace distca {
 
 /// Ranks whose weights differ in any bit from those that they should equal.
 struct OtherRanks {
-  std::vector<int> replicas;  // from those of the first replica of their stage
-  std::vector<int> copies;    // of the last stage: from rank 0's of the tied embedding
+  std::vector<int> replicas;  // ranks that differ from the first replica of their stage
+  std::vector<int> copies;    // ranks of the last stage whose tied embedding differs from rank 0's
   bool empty() const { return replicas.empty() && copies.empty(); }
 };
 
@@ -32,11 +32,12 @@ OtherRanks ranks_with_other_weights(Communicator& workers, const RunGrid& run,
                                     const std::vector<at::Tensor>& weights,
                                     std::string_view operation);
 
-/// Who differs from whom, for people: replicas or, where these are alike, copies.
+/// The names of the ranks that differ and of those that they differ from, for people: replicas or,
+/// where these are alike, copies.
 struct OtherWeights {
   std::string ranks;   // "ranks 1, 3" or, in a pipeline, "rank 3 (stage 1, replica 1)"
   std::string firsts;  // "rank 0" or, likewise, "rank 2 (stage 1, replica 0)"
-  std::string part;    // of the weights: " of the tied embedding"; empty: any
+  std::string part;    // the weights that differ: " of the tied embedding", or "" for any
 };
 OtherWeights name_others(const OtherRanks& others, const RunGrid& run);
 

@@ -1,6 +1,6 @@
 #pragma once
-// What the times of a step say about the speed of its rank (cost/speed_meter.h). A pure function;
-// any thread may call it.
+// Derives a sample of a rank's speed from the times of its step (cost/speed_meter.h). A pure
+// function; any thread may call it.
 
 #include <cstdint>
 

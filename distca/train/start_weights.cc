@@ -54,7 +54,7 @@ void read_start_weights(Communicator& comm, const CheckpointReader* checkpoint,
   try {
     do_long_work(comm, config.comm.timeout_s, "reading the initial weights", [&] {
       if (!weights) return;
-      at::set_num_threads(static_cast<int>(config.train.threads_per_rank));  // of this thread
+      at::set_num_threads(static_cast<int>(config.train.threads_per_rank));  // for this thread
       load_start_weights(checkpoint, config, *weights, &words);
       weights->optimizer.updates();
     });

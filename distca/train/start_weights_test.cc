@@ -39,7 +39,7 @@ TEST(start_weights, the_folder_decides_the_shape_and_the_run_the_type) {
   EXPECT_EQ(config.model.vocab_size, 64);
   EXPECT_EQ(config.model.hidden_size, 32);
   EXPECT_EQ(config.model.dtype, ScalarType::kBFloat16);
-  // What a run records is accepted by another one.
+  // A run accepts the configuration that another one has recorded.
   write_file_atomically(folder / "again.toml", recorded_config(config));
   EXPECT_EQ(recorded_config(load_config(folder / "again.toml", {})), recorded_config(config));
 }

@@ -146,7 +146,7 @@ class Player final : public OpPlayer {
   std::vector<std::unique_ptr<NanoPhases>> nanos_;  // several are alive at a time
 };
 
-/// Whether servers get Q, K, V again for backward of a nano-batch.
+/// Returns true if servers get Q, K, V again for backward of a nano-batch.
 bool keys_travel_again(const Program& program, int nano_batch) {
   return std::ranges::any_of(program.ops, [&](const Op& op) {
     return op.kind == OpKind::kRedispatch && op.nano_batch == nano_batch;

@@ -31,19 +31,19 @@ namespace distca {
 
 struct Config;
 
-/// What a rank does in a step.
+/// The work of a rank in a step.
 struct StepInput {
   Program program;
   std::vector<LocalTokens> tokens;  // [nano-batch] empty on a dedicated server
 };
 
-/// What a step has done on this rank.
+/// The results of a step on this rank.
 struct StepResult {
   double loss_sum = 0;  // nats, over this rank's targets only; 0 on all stages but the last
   ExchangeBytes bytes;  // sent, received and copied
   OpTimes times;        // by operation and pass
-  GradientSum sum;      // of all workers; a dedicated server does not know it
-  /// [nano-batch] Of an evaluation: what loss_sum is the sum of. None on a dedicated server.
+  GradientSum sum;      // norm and loss of all workers; not set on a dedicated server
+  /// [nano-batch] In an evaluation, the losses that loss_sum adds up. None on a dedicated server.
   std::vector<PositionLosses> losses;
 };
 
@@ -54,9 +54,9 @@ struct StepOptions {
   /// (exchange.grad_dtype = accumulator). It costs more bytes and rounds less.
   bool wide_gradients = false;
   KernelChoice kernel = KernelChoice::kAuto;  // attention.kernel
-  int threads = 1;                            // of our own attention kernel
+  int threads = 1;                            // threads of our own attention kernel
   Recompute recompute = Recompute::kNone;     // train.recompute
-  int64_t chunk_rows = 2048;                  // that train.recompute=full computes at a time
+  int64_t chunk_rows = 2048;                  // rows that train.recompute=full computes at a time
   int64_t loss_chunk_tokens = 0;              // train.loss_chunk_tokens
   bool distributed_optimizer = false;         // parallel.use_distributed_optimizer
   bool overlap_grad_reduce = true;            // parallel.overlap_grad_reduce
@@ -71,19 +71,19 @@ struct StepOptions {
 /// The options that the configuration gives.
 StepOptions step_options(const Config& config);
 
-/// Who keeps the masters of a model that is trained with these options.
+/// Returns where the masters of a model are kept that is trained with these options.
 Masters masters_of(const StepOptions& options);
 
-/// What one of the workers exchanges of gradients and weights: lists of four messages for each
-/// bucket and other worker. Fewer buckets than the options give are made for `most_buckets` of 2 or
-/// more.
+/// The exchange of gradients and weights of one of the workers: lists of four messages for each
+/// bucket and other worker. Where the options give more than `most_buckets`, which is 2 or more,
+/// the buckets are larger.
 std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
                                                           const StepOptions& options, int worker,
                                                           int num_workers,
                                                           int64_t most_buckets = kMostBuckets);
-/// The same of a rank of a pipeline, whose messages go to the other replicas of its stage:
-/// rank = stage * replicas + replica. Gradients and weights are those of the stage. Those of a tied
-/// embedding go to the replicas of the other stage that holds it, too.
+/// The exchange of a rank of a pipeline, whose messages go to the other replicas of its stage,
+/// where rank = stage * replicas + replica. Gradients and weights are those of the stage. Those of
+/// a tied embedding go to the replicas of the other stage that holds it, too.
 std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
                                                           const StepOptions& options,
                                                           const Stage& stage, int rank,
@@ -93,8 +93,8 @@ std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& mod
 std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& options,
                                    const Stage& stage, int rank, int replicas);
 
-/// What one rank exchanges and computes under a plan, for a model of this shape. `window`: for
-/// which of model.windows() the plan was made.
+/// The messages and tasks of one rank under a plan, for a model of this shape. `window` is the
+/// index in model.windows() for which the plan was made.
 std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
                                                             const LlamaConfig& model,
                                                             const StepOptions& options,
@@ -135,7 +135,7 @@ class Step {
   const ExchangeBuffers& buffers() const { return buffers_; }
   /// Records the events of the following steps in `recorder`; null ends it.
   void set_recorder(TraceRecorder* recorder) { recorder_ = recorder; }
-  /// Calls `watch` beside every operation of the following steps; null ends it.
+  /// Calls `watch` before and behind every operation of the following steps; null ends it.
   void set_watch(OpWatch watch) { watch_ = std::move(watch); }
 
  private:

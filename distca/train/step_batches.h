@@ -36,9 +36,9 @@ class StepBatches {
 
   /// Nothing after the batches of the last step. Where no step is left, the validation ones come.
   std::optional<StepBatch> next();
-  /// Whether the validation loss is measured after this step.
+  /// Returns true if the validation loss is measured after this step.
   bool evaluates(int64_t step) const;
-  /// Whether it is measured though no step is left.
+  /// Returns true if the validation loss is measured though no step is left.
   bool evaluates_alone() const;
   /// How many batches that takes.
   size_t num_validation() const { return validation_.size(); }

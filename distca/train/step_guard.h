@@ -15,7 +15,8 @@
 
 namespace distca {
 
-/// Whether a step may reach the weights. A plain value, which ranks send each other.
+/// The verdict whether a step may reach the weights. It is a plain value, which ranks send each
+/// other.
 struct StepVerdict {
   enum class Kind : int32_t {
     kGood,
@@ -25,18 +26,18 @@ struct StepVerdict {
     kLossSpike
   } kind = Kind::kGood;
   double value = 0;   // the norm or loss
-  double median = 0;  // what it spikes above
+  double median = 0;  // median of the last good steps, set for a spike
 
   bool good() const { return kind == Kind::kGood; }
   bool finite() const { return good() || kind == Kind::kNormSpike || kind == Kind::kLossSpike; }
-  /// What is wrong, as in "the gradient norm is not finite".
+  /// Says what is wrong, as in "the gradient norm is not finite".
   std::string words() const;
 };
 
 class StepGuard {
  public:
-  /// A value spikes if it is above `spike_factor` times the median of the last kWindow good steps;
-  /// 0: only values that are not finite are bad. The first kFirst steps are never spikes.
+  /// A value spikes if it is above `spike_factor` times the median of the last kWindow good steps.
+  /// 0 means that only values that are not finite are bad. The first kFirst steps are never spikes.
   explicit StepGuard(double spike_factor) : spike_factor_(spike_factor) {}
 
   /// `loss` in nats a target.
@@ -44,7 +45,7 @@ class StepGuard {
   /// Adds a good step.
   void accept(double loss, double grad_norm);
 
-  /// What a checkpoint keeps.
+  /// The state that a checkpoint keeps.
   Json state() const;
   void restore(const JsonField& state);
 
@@ -53,7 +54,7 @@ class StepGuard {
 
  private:
   double spike_factor_;
-  std::deque<double> losses_, norms_;  // of the last good steps
+  std::deque<double> losses_, norms_;  // values of the last good steps
 };
 
 }  // namespace distca

@@ -14,14 +14,14 @@ class StepLosses {
  public:
   /// The next nano-batch. Borrows its tokens.
   void add(const LocalTokens& tokens) { nano_batches_.push_back({.tokens = &tokens}); }
-  /// What the loss of a nano-batch is the sum of, as Llama::chunk_losses gives it and, of an
-  /// evaluation, the loss of each token.
+  /// Takes the loss of a nano-batch: the sums that Llama::chunk_losses gives and, in an evaluation,
+  /// the loss of each token.
   void put(int nano_batch, const at::Tensor& sums, const at::Tensor& of_tokens = {});
 
-  /// Of all nano-batches so far, in nats: the sum of each, added up in the order of put(). What has
-  /// not been read yet is read at once.
+  /// The loss of all nano-batches so far, in nats: the sum of each, added up in the order of put().
+  /// All that has not been read yet is read together.
   double sum();
-  /// [nano-batch] Of an evaluation.
+  /// [nano-batch] The losses of an evaluation.
   std::vector<PositionLosses> by_position();
 
  private:

@@ -20,7 +20,7 @@ namespace {
 std::filesystem::path folder_of(const std::filesystem::path& file) {
   std::error_code no_current_folder;
   std::filesystem::path folder = std::filesystem::absolute(file, no_current_folder).parent_path();
-  std::error_code denied;  // of a folder that cannot be looked at, writing says why
+  std::error_code denied;  // if a folder cannot be looked at, writing fails and says why
   while (folder.has_relative_path() && !std::filesystem::exists(folder, denied) && !denied)
     folder = folder.parent_path();
   return folder;
@@ -38,7 +38,7 @@ bool traces(const Config& config, int64_t goes_on_after) {
 /// A rank's clock: which, and what it shows about now.
 struct ClockFace {
   double now_s = steady_seconds();
-  uint64_t id = 0;  // 0: unknown
+  uint64_t id = 0;  // hash of steady_clock_id(); 0 means that it is unknown
 };
 
 ClockFace my_clock() {

@@ -50,13 +50,13 @@ class StepTracer {
   const Config& config_;
   Communicator& comm_;
   const Grid grid_;
-  const int64_t first_, last_;  // steps to be traced; none: 0, 0
+  const int64_t first_, last_;  // steps to be traced; both are 0 if there are none
   TraceRecorder recorder_;
   bool tracing_ = false;
   int64_t step_ = 0;
   double step_begin_s_ = 0;
   double origin_s_ = 0;      // on rank 0's clock
-  bool same_clock_ = false;  // whether this rank reads the same clock as rank 0
+  bool same_clock_ = false;  // true if this rank reads the same clock as rank 0
   ClockReading before_;
   // On rank 0 only: [ranks] how each rank's clock was aligned, and its chrome_events.
   std::vector<TraceRank> ranks_;

@@ -48,7 +48,7 @@ namespace {
 
 class Trainer {
  public:
-  /// `checkpoint` is what the run goes on from; null: a new run.
+  /// `checkpoint` is the one that the run goes on from. It is null in a new run.
   Trainer(const Config& config, Communicator& comm, RunState& state, const RunStart& start,
           std::unique_ptr<CheckpointReader> checkpoint)
       : memory_(comm.cuda_device()),
@@ -146,7 +146,7 @@ class Trainer {
     return words;
   }
 
-  /// What does not belong to the weights.
+  /// Restores from the checkpoint what does not belong to the weights.
   void restore_trainer() {
     const JsonField trainer(checkpoint_->index().trainer,
                             (checkpoint_->folder() / kIndexFile).string(), ErrorKind::kCheckpoint,
@@ -194,7 +194,7 @@ class Trainer {
   }
 
   bool skips() const { return config_.train.bad_step == Config::Train::BadStep::kSkip; }
-  /// Whether the step ends the run: it did not reach the weights, and all ranks know it.
+  /// Returns true if the step ends the run and has not reached the weights, alike on all ranks.
   bool ends_badly() const {
     return !verdict_.good() && !(skips() && skipped_in_row_ <= config_.train.max_skipped_steps);
   }
@@ -230,10 +230,10 @@ class Trainer {
     throw diverged(config_, fmt::format("step {}: the validation loss is", m.step), saved);
   }
 
-  /// Whether a checkpoint is made of the state after this step.
+  /// Returns true if a checkpoint of the state after this step is saved.
   bool saves_after(int64_t step) const { return stop_signal_ != 0 || saver_->is_due(step); }
 
-  /// Starts to save the present state, after `step`. `beside`: training goes on meanwhile.
+  /// Starts to save the present state, after `step`. With `beside`, training goes on meanwhile.
   void begin_save(int64_t step, int64_t skipped_in_row, bool beside, bool before_bad_step) {
     Json trainer = {{"guard", guard_.state()},
                     {"skipped_in_row", skipped_in_row},
@@ -265,7 +265,7 @@ class Trainer {
                                     weights_->model.parameters(), operation);
   }
 
-  /// From here on, events of this rank go to `recorder`; null: nowhere.
+  /// Records events of this rank in `recorder` from here on. Null means that they are not recorded.
   void record_to(TraceRecorder* recorder) {
     step_.set_recorder(recorder);
     all_.set_recorder(recorder);
@@ -318,7 +318,7 @@ class Trainer {
     tracer_.waited("checkpoint", begin_s);
   }
 
-  /// What every rank has of the step, told to all.
+  /// Exchanges all ranks' figures of the step and adds them to `metrics`.
   void share(const StepResult& mine, const PlannedBatch& planned, StepMetrics* metrics) {
     const RankSample work = planned.work[comm_.rank()];
     const RankStep own{
@@ -349,13 +349,13 @@ class Trainer {
     const int64_t targets = planned.figures.targets;
     if (targets > 0) metrics->loss = loss_sum / static_cast<double>(targets);
     metrics->grad_norm = all[0].grad_norm;  // dedicated servers have none
-    // The same values on every rank: so are the speeds. The first step's plan rests on the
-    // bandwidth, which nobody has recorded yet.
+    // The speeds are the same on every rank, since the values are. The first step's plan rests on
+    // the bandwidth, which nobody has recorded yet.
     if (meter_ && (meter_->add(metrics->step, metrics->ranks) || metrics->step == first_step_))
       metrics->speeds = meter_->speeds();
   }
 
-  /// What rank 0 thinks of the step, which dedicated servers do not know, and how saves are going.
+  /// Takes rank 0's verdict on the step and all ranks' reports on the save that is under way.
   void hear(const StepVerdict& verdict, const std::vector<SaveReport>& saves,
             StepMetrics* metrics) {
     verdict_ = verdict;
@@ -401,8 +401,8 @@ class Trainer {
   const Config& config_;
   Communicator& comm_;
   RunState& state_;
-  std::unique_ptr<CheckpointReader> checkpoint_;  // what the run goes on from, until it is read
-  const std::filesystem::path goes_on_from_;      // that checkpoint; empty: a new run
+  std::unique_ptr<CheckpointReader> checkpoint_;  // the one to go on from, until it is read
+  const std::filesystem::path goes_on_from_;      // its folder, or empty in a new run
   int64_t first_step_;
   int64_t own_checkpoint_ = 0;  // the step that the run goes on from, if it lies in its own folder
   std::string run_id_;
@@ -413,14 +413,14 @@ class Trainer {
   StepBatches batches_;
   std::unique_ptr<WorkerWeights> weights_;  // null on a dedicated server
   StepGuard guard_;
-  StepVerdict verdict_;  // of the step under way
+  StepVerdict verdict_;  // verdict on the step under way
   int64_t skipped_in_row_ = 0;
   bool was_good_ = false;  // a step of this start
   Step step_;
   ResolvedConfig resolved_;
   RunFacts facts_;
   StepTracer tracer_;
-  std::optional<RunOutput> output_;  // of rank 0
+  std::optional<RunOutput> output_;  // on rank 0 only
   std::optional<CheckpointSaver> saver_;
   int stop_signal_ = 0;  // that a rank was sent
   RunSummary summary_;

@@ -16,17 +16,18 @@ namespace distca {
 
 /// How a run begins.
 struct RunStart {
-  /// What it goes on from; nothing: a new run. Rank 0's counts.
+  /// The checkpoint that the run goes on from, or nothing for a new run. Rank 0's counts.
   std::optional<std::filesystem::path> checkpoint;
-  /// On rank 0, what it goes on from if that is damaged, whose step is given; null: from nothing.
+  /// On rank 0, chooses what the run goes on from if a checkpoint, whose step is given, is damaged.
+  /// If this is null, a damaged checkpoint ends the run.
   std::function<std::optional<std::filesystem::path>(int64_t)> older_checkpoint;
-  std::string run_id;            // of the launch; "": rank 0 draws one
-  int64_t device_cap_bytes = 0;  // of check_run()
+  std::string run_id;            // id of the launch; rank 0 draws one if it is ""
+  int64_t device_cap_bytes = 0;  // result of check_run()
 };
 
 /// How a run has ended.
 struct TrainEnd {
-  int stopped_by = 0;  // the signal after which it saved and ended; 0: all steps are done
+  int stopped_by = 0;  // the signal after which it saved and ended, or 0 if all steps are done
   std::string words;   // on rank 0, what is to be said about that
 };
 

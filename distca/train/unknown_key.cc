@@ -129,7 +129,7 @@ std::pair<std::string, std::string> parts(const std::string& text) {
                                   : std::pair(text.substr(0, dot), text.substr(dot + 1));
 }
 
-/// As people type options: --clip-grad is clip_grad.
+/// Gives a name that was typed like an option a key's spelling: --clip-grad becomes clip_grad.
 std::string plain(const std::string& name) {
   std::string text = name.substr(std::min(name.find_first_not_of('-'), name.size()));
   for (char& c : text) c = c == '-' ? '_' : static_cast<char>(std::tolower(c));

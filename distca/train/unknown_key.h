@@ -1,7 +1,7 @@
 #pragma once
-// What to say of a configuration key that does not exist: which key was probably meant. It knows
-// the words of Megatron-LM, TorchTitan and Hugging Face and the keys of earlier versions, and it
-// recognises misspellings. Any thread may call these functions.
+// Guesses which configuration key was meant by one that does not exist. It knows the words of
+// Megatron-LM, TorchTitan and Hugging Face and the keys of earlier versions, and it recognises
+// misspellings. Any thread may call these functions.
 
 #include <span>
 #include <string>
@@ -12,8 +12,8 @@
 
 namespace distca {
 
-/// What follows "unknown key NAME": "; did you mean optimizer.lr?", or where to look if no key is
-/// near. `name` is "section.key", as it was typed.
+/// The text that follows "unknown key NAME", such as "; did you mean optimizer.lr?". If no key is
+/// near, it says where to look. `name` is "section.key", as it was typed.
 std::string unknown_key_hint(const std::string& name, const std::vector<ConfigKey>& keys);
 
 /// A word that other projects use for one of our keys.

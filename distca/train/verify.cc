@@ -25,10 +25,10 @@
 namespace distca {
 namespace {
 
-/// What rank 0 has of a step.
+/// The results of a step on rank 0.
 struct Played {
-  std::vector<std::string> names;     // of the weights
-  std::vector<at::Tensor> gradients;  // of the mean loss, summed over the workers, on the CPU
+  std::vector<std::string> names;     // names of the weights
+  std::vector<at::Tensor> gradients;  // sums over the workers, for the mean loss, on the CPU
   double loss_sum = 0;                // nats, of all workers
   OtherRanks other_ranks;
   std::string kernel;
@@ -36,7 +36,7 @@ struct Played {
   double seconds = 0;
 };
 
-/// What a rank is given.
+/// The arguments of a rank.
 struct RankWork {
   const Config& config;
   const PlannedBatch& planned;
@@ -121,7 +121,7 @@ Played play(const Config& config, const DataBlend& data, const Batch& batch, int
   return first;
 }
 
-/// The same run on one worker that computes everything itself.
+/// Returns the configuration of the same run on one worker that computes everything itself.
 Config alone(Config config) {
   config.parallel.pipeline_model_parallel_size = 1;
   config.parallel.pipeline_layers.clear();

@@ -27,7 +27,7 @@ namespace distca {
 struct Difference {
   std::string name;   // "loss", or the name of a weight, whose gradient it is
   double value = 0;   // max|a - b| / max|b|; absolute if `zero`
-  double bound = 0;   // of `value`
+  double bound = 0;   // the most that `value` may be
   bool zero = false;  // on one worker, it is exactly zero
   /// Also where the value is NaN.
   bool beyond() const { return !(value <= bound); }
@@ -35,18 +35,18 @@ struct Difference {
   double share() const;
 };
 
-/// A batch on many workers, beside one.
+/// The results of a batch on many workers, compared with those on one.
 struct Verification {
   int num_workers = 0;
   // The batch.
   int64_t nano_batches = 0, documents = 0, tokens = 0, targets = 0;
   bool redispatched = false;               // Q, K and V travelled again for backward
-  std::string kernel;                      // what computed attention, as AttentionKernel::name
-  double bound = 0;                        // of the number format (format_bound)
+  std::string kernel;                      // AttentionKernel::name of the kernel
+  double bound = 0;                        // bound of the number format (format_bound)
   double loss = 0, loss_of_one = 0;        // nats a target
   double seconds = 0, seconds_of_one = 0;  // that planning and the step took
   Difference loss_difference;
-  std::vector<Difference> gradients;  // of all weights, in the order of their names in the model
+  std::vector<Difference> gradients;  // all weights' gradients, in the order of the model's table
   /// Workers whose summed gradients differ in any bit from those that they should equal, and who
   /// they are for people.
   OtherRanks other_ranks;
@@ -55,9 +55,9 @@ struct Verification {
   const Difference& worst_gradient() const;
 };
 
-/// What is called while the steps run, by the threads of the ranks.
+/// Functions that the threads of the ranks call while the steps run.
 struct VerifyHooks {
-  /// What tests change on the workers of the many: called on each of them with the model's
+  /// Lets tests change the gradients on the many workers: called on each of them with the model's
   /// parameters, whose .grad are its own gradients before the sum, and everybody's after it.
   using Hook = std::function<void(int rank, const std::vector<at::Tensor>& parameters)>;
   Hook before_sum = {}, after_sum = {};

@@ -33,7 +33,7 @@ double square_sum(const T* values, int64_t count) {
   return sum;
 }
 
-/// Of each block of a slice.
+/// Writes the sum of squares of each block of a slice.
 void put_square_sums_of_host(const at::Tensor& slice, double* sums) {
   const int64_t blocks = slice.numel() / kFlatBlock;
   for (int64_t block = 0; block < blocks; ++block) {

@@ -22,24 +22,26 @@
 
 namespace distca {
 
-/// What all workers know of a step before they update their weights. All have the same bits.
+/// The figures of a step that all workers have, with the same bits, before they update their
+/// weights.
 struct GradientSum {
-  double norm = 0;      // of the gradients of all stages, before clipping
-  double loss_sum = 0;  // of all workers, in nats
+  double norm = 0;      // norm of the gradients of all stages, before clipping
+  double loss_sum = 0;  // sum over all workers, in nats
 };
 
-/// What a step does with its gradients.
+/// How a step sums its gradients and updates the weights with them.
 struct UpdateRequest {
   Optimizer* optimizer = nullptr;   // null on a dedicated server
   Communicator* workers = nullptr;  // the ranks that hold these weights, all in one stage
-  /// Of a pipeline: the ranks that hold any weights, in the order of the stages.
+  /// In a pipeline, the ranks that hold any weights, in the order of the stages.
   Communicator* all_stages = nullptr;
-  double max_grad_norm = 0;  // gradients with a larger norm are scaled down to it; 0: none
+  double max_grad_norm = 0;  // gradients with a larger norm are scaled down to it; 0 means never
   double lr = 0;
-  /// Whether the weights are updated with this sum; the same on all workers. Empty: they are.
+  /// Returns true if the weights are updated with this sum; the same on all workers. If it is
+  /// empty, they are.
   std::function<bool(const GradientSum&)> accepts;
   /// Called before the first operation that sums gradients, which may be under backward, and before
-  /// the workers meet for the norm. Empty: nothing is called.
+  /// the workers meet for the norm. An empty function is not called.
   std::function<void()> before_sum, before_norm;
 };
 
@@ -77,7 +79,7 @@ class WeightUpdate {
   /// [block of the flat gradients] Sums of squares, of those that this rank has added up; then the
   /// loss.
   std::vector<double> squares_;
-  std::unique_ptr<at::Tensor> device_squares_;  // the same, on a device until the norm is wanted
+  std::unique_ptr<at::Tensor> device_squares_;  // squares_ on a device until the norm is wanted
   GradientSum sum_;
   bool updates_ = false;
   bool sums_ = false;  // has begun to

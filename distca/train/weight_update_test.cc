@@ -150,7 +150,7 @@ TEST(WeightUpdate, has_the_same_bits_for_every_size_of_buckets_and_number_of_ran
           EXPECT_EQ(got.norms, want.norms);
           expect_equal(got.masters, want.masters);
           if (!distributed) continue;
-          // What phases compute with is what a copy of the masters would be.
+          // The phases compute with the same values as with a copy of the masters.
           for (size_t i = 0; i < want.masters.size(); ++i) {
             EXPECT_TRUE(
                 at::equal(got.parameters[i], want.masters[i].to(got.parameters[i].scalar_type())));

@@ -15,15 +15,15 @@ namespace distca {
 namespace {
 
 constexpr const char* kGathering = "gathering the trained weights";
-constexpr int64_t kMostElements = int64_t{1} << 22;  // of a message: no single wait is long
+constexpr int64_t kMostElements = int64_t{1} << 22;  // in a message, so that no single wait is long
 
-/// What one message carries.
+/// The elements of a weight that one message carries.
 struct Part {
   size_t in_model = 0, in_stage = 0;  // whose elements: KeptWeight
   Range elements;
 };
 
-/// What the first replica of a stage sends, in order.
+/// The parts that the first replica of a stage sends, in order.
 std::vector<Part> parts_of(const std::vector<KeptWeight>& kept, const std::vector<Weight>& table) {
   std::vector<Part> parts;
   for (const KeptWeight& weight : kept) {

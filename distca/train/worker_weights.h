@@ -1,6 +1,6 @@
 #pragma once
-// What a rank has that holds weights: the model, or its stage of it, the optimizer, and the groups
-// in which the workers agree on a step. Thread rule: one thread.
+// The state of a rank that holds weights: the model, or its stage of it, the optimizer, and the
+// groups in which the workers agree on a step. Thread rule: one thread.
 //
 //     WorkerWeights weights(config, comm, run);
 //     step.train(input, num_targets, {.optimizer = &weights.optimizer,
@@ -21,21 +21,21 @@
 namespace distca {
 
 struct WorkerWeights {
-  /// All ranks of `comm` that hold weights make one together. `exchange` is what the rank exchanges
-  /// of gradients; null: it is made as the configuration gives it.
+  /// All ranks of `comm` that hold weights make one together. `exchange` is the rank's exchange of
+  /// gradients. If it is null, it is made as the configuration gives it.
   WorkerWeights(const Config& config, Communicator& comm, const RunGrid& run,
                 std::shared_ptr<const GradientExchange> exchange = nullptr);
 
-  /// As UpdateRequest::all_stages: null where there is no pipeline.
+  /// The group for UpdateRequest::all_stages. It is null where there is no pipeline.
   Communicator* all_stages() { return whole_group ? &all_workers : nullptr; }
-  /// Records what the groups do in `recorder`; null: nowhere.
+  /// Records what the groups do in `recorder`. Null means that it is not recorded.
   void set_recorder(TraceRecorder* recorder);
 
   std::shared_ptr<const GradientExchange> gradients;
   Llama model;  // the rank's stage of it
   Optimizer optimizer;
   std::unique_ptr<Communicator> group;        // the replicas of the stage
-  std::unique_ptr<Communicator> whole_group;  // the workers of all stages; null: `group` is it
+  std::unique_ptr<Communicator> whole_group;  // the workers of all stages, null without a pipeline
   TracedCommunicator workers;                 // `group`, traced
   /// All ranks that hold weights, traced.
   TracedCommunicator all_workers;

@@ -31,7 +31,7 @@ Config config_of(const Way& way, const std::filesystem::path& run,
 /// Part of a weight's state, which bfloat16 would round.
 at::Tensor known_state(const StoredTensor& weight, StatePart part);
 void set_known_state(WorkerWeights& weights);
-inline constexpr int64_t kKnownUpdates = 7;  // of that state
+inline constexpr int64_t kKnownUpdates = 7;  // Optimizer::updates() of that state
 
 /// Calls `body` on each rank; a dedicated server has no weights.
 void on_ranks(const Config& config, const Way& way,

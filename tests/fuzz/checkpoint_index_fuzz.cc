@@ -18,7 +18,7 @@ bool checkpoint_index(std::span<const uint8_t> bytes) {
   for (const StoredPiece& piece : read->pieces) {
     DISTCA_CHECK_EQ(stored_tensor(*read, piece).numel(), piece.range.size());
   }
-  // What can be read need not be a whole checkpoint's.
+  // An index that can be read need not be that of a whole checkpoint.
   unless_refused([&] { return check_coverage(*read, kIndexFile), true; });
   return true;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// What fuzz targets share: the judgement of a reader, and a folder for its files.
+// Helpers that fuzz targets share: a check of how a reader refuses, and a folder for its files.
 
 #include <unistd.h>
 

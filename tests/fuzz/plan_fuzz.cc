@@ -10,7 +10,8 @@
 namespace distca::fuzz {
 namespace {
 
-/// What is done with somebody else's plan before it is used, and how a valid one is used.
+/// Validates a plan, as is done with somebody else's before it is used, and then uses it. Throws
+/// Error(kPlan) if it is not valid.
 bool check(const Plan& plan) {
   const auto violations = validate(plan, checks_of(find_scheduler(plan.options.scheduler)));
   DISTCA_THROW_IF(!violations.empty(), ErrorKind::kPlan, "{}", violations.front());
@@ -28,7 +29,7 @@ bool plan(std::span<const uint8_t> bytes) {
   const Plan again = plan_from_json(json);
   DISTCA_CHECK(again == *read && plan_to_json(again) == json,
                "a plan that was read, written and read again is another one");
-  unless_refused([&] { return check(*read); });  // what can be read need not be valid
+  unless_refused([&] { return check(*read); });  // a plan that can be read need not be valid
   return true;
 }
 

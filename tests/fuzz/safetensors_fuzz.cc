@@ -41,7 +41,7 @@ bool safetensors(std::span<const uint8_t> bytes) {
       parse_safetensors_header(std::as_bytes(std::span(written)),
                                safetensors_bytes(tensors, read->metadata), "written.safetensors");
   SafetensorsMetadata metadata = read->metadata;
-  metadata["format"] = "pt";  // which every file says
+  metadata["format"] = "pt";  // every written header says so
   DISTCA_CHECK(tensors_of(again) == tensors && again.metadata == metadata,
                "a header that was read, written and read again is another one");
   return true;

@@ -24,7 +24,7 @@ namespace {
 // Lists with more pairs of a query row and a key than this are run, but not compared.
 constexpr int64_t kMostComparedPairs = 20'000;
 
-/// Numbers from bytes; zeros when they are used up.
+/// Numbers from bytes. They are zeros when the bytes are used up.
 class Input {
  public:
   explicit Input(std::span<const uint8_t> bytes) : bytes_(bytes) {}
@@ -38,7 +38,7 @@ class Input {
   }
   bool flag(int one_in) { return byte() % one_in == one_in - 1; }
 
-  /// In [least, most], or now and then any number.
+  /// A number in [least, most], or now and then any number.
   int64_t number(int64_t least, int64_t most) {
     constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
     constexpr std::array<int64_t, 12> kOdd{
@@ -82,7 +82,7 @@ struct Block {
   std::vector<std::byte> memory;
 };
 
-/// What a list of bytes says.
+/// A task list with its shape, types and memory, made from bytes.
 class Scene {
  public:
   explicit Scene(Input input) : input_(input), values_(input_.byte()) {
@@ -99,9 +99,9 @@ class Scene {
     if (keys < 1) list.keys.clear();
   }
 
-  /// Whether the values are numbers that a comparison bears.
+  /// Returns true if the values are so tame that results can be compared with the reference's.
   bool tame() const { return !wild_ && std::fabs(shape.softmax_scale) <= 1 && shape.softcap == 0; }
-  /// Whether there is as much memory as the list says.
+  /// Returns true if there is as much memory as the list says.
   bool in_memory() const { return in_memory_; }
   std::vector<Block>& outputs() { return outputs_; }
 
@@ -228,7 +228,8 @@ int64_t pairs(const Shape& shape, const TaskList& list) {
   return sum;
 }
 
-/// What no forward may do, and no check looks for.
+/// Returns true if two tasks have a query row in common, whose outputs forward would write twice.
+/// No list may do so, but no check looks for it.
 bool writes_a_row_twice(const TaskList& list) {
   for (size_t i = 0; i < list.tasks.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
@@ -300,7 +301,7 @@ Outcome run_task_list(std::span<const uint8_t> bytes) {
   Scene scene(input);
   const Shape& shape = scene.shape;
   const ScalarType type = scene.type;
-  // Tells right from wrong: values are at most 1, sums have some hundred terms.
+  // The tolerance separates right from wrong: values are at most 1, sums have some hundred terms.
   const float tolerance = type == ScalarType::kBFloat16 ? 0.03F : 2e-4F;
   Outcome outcome;
   if (!scene.in_memory() || !cpu_supports(shape, type)) return outcome;

@@ -1,7 +1,7 @@
 #pragma once
-// What the CoreAttentions of one communicator share: their calls, which are one sequence, and the
-// memory of their messages. Include <ATen/ATen.h> before this header. One thread at a time uses an
-// object and what it gave.
+// The state that the CoreAttentions of one communicator share: their calls, which are one sequence,
+// and the memory of their messages. Include <ATen/ATen.h> before this header. One thread at a time
+// uses an object and what it gave.
 
 #include <cstdint>
 #include <map>
@@ -48,7 +48,7 @@ struct SpareMemory : std::enable_shared_from_this<SpareMemory> {
 struct CallSequence {
   Communicator& comm;
   std::shared_ptr<SpareMemory> spare = std::make_shared<SpareMemory>();
-  std::vector<Layer*> to_compute{};  // as they were called
+  std::vector<Layer*> to_compute{};  // layers in the order of their calls
   uint32_t calls = 0;                // so far: numbers the messages of the next one
   int64_t sent_bytes = 0;
 };

@@ -10,7 +10,7 @@
 namespace distca {
 
 struct Beat {
-  int64_t number = 0;  // of this rank's heartbeats
+  int64_t number = 0;  // a running number of this rank's heartbeats
   double wall_s = 0;   // by its machine's clock
   RankNews news;
 };

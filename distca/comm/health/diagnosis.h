@@ -1,5 +1,6 @@
 #pragma once
-// Who is to blame when a wait fails: turns what is known of all ranks into one sentence. Pure.
+// The diagnosis of a failed wait: one sentence that says who is to blame, made of what is known of
+// all ranks. Pure.
 
 #include <cstdint>
 #include <string>
@@ -7,9 +8,9 @@
 
 namespace distca {
 
-/// What a rank is at, as its heartbeat tells the others.
+/// The step and the exchange that a rank is at, as its heartbeat shows them.
 struct Activity {
-  int64_t step = -1;           // -1: before the first
+  int64_t step = -1;           // -1 means before the first one.
   std::string operation = {};  // its latest exchange: "forward layer 2 core_attention"
 };
 
@@ -22,11 +23,11 @@ enum class RankState {
   kDead,      // the launcher saw its process end
 };
 
-/// What is known of one rank.
+/// The state of one rank, as far as it is known.
 struct RankNews {
   RankState state = RankState::kLive;
   Activity last = {};
-  std::vector<int> awaits = {};  // ranks without whom it does not go on; none: it computes
+  std::vector<int> awaits = {};  // Ranks that it waits for. A rank that computes has none.
   double silent_s = 0;           // kSilent: seconds since its last heartbeat
   std::string death = {};        // kDead: "was killed by signal 9 (SIGKILL)"
 };
@@ -38,9 +39,10 @@ struct FailedWait {
   int rank = 0;
   Activity at;
   double waited_s = 0;
-  std::vector<int> peers = {};  // whose messages had not come or gone yet; none: not known
+  // Ranks whose messages had not come or gone yet. Empty means that they are not known.
+  std::vector<int> peers = {};
   WaitEnd end = WaitEnd::kGaveUp;
-  std::string why = {};  // what the system or a library said, one line; may be empty
+  std::string why = {};  // the words of the system or a library, one line; may be empty
 };
 
 /// Accuses the first of these that there are: dead ranks, failed, silent, absent ones. Else it

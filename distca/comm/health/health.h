@@ -1,6 +1,6 @@
 #pragma once
-// What a rank's waits need to end: a watchdog, and heartbeats, which interrupt it when a rank is
-// lost and say who is to blame. Thread rule: as Heartbeat and Watchdog.
+// The means by which a rank's waits end: a watchdog, and heartbeats, which interrupt it when a rank
+// is lost and say who is to blame. Thread rule: as Heartbeat and Watchdog.
 
 #include <functional>
 #include <memory>
@@ -12,7 +12,7 @@
 namespace distca {
 
 struct Health {
-  /// As Heartbeat.
+  /// Takes the arguments of Heartbeat, and throws what it throws.
   Health(const Rendezvous& rendezvous, const CommOptions& options, c10d::Store* made = nullptr,
          std::function<bool()> is_over = nullptr)
       : watchdog(std::make_shared<Watchdog>(options.timeout_s, heartbeat_s(options) / 4)),

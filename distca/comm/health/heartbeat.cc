@@ -23,9 +23,9 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr int kBeatsToSilence = 3;
-constexpr int kBeatsToSuspicion = 6;  // of the next rank, at start-up; then judging begins
+constexpr int kBeatsToSuspicion = 6;  // beats the next rank misses at start-up until we judge
 constexpr double kFirstPause = 0.05;  // seconds between the first two looks at the store
-constexpr double kShortPause = 1e-3;  // the same, while ranks connect
+constexpr double kShortPause = 1e-3;  // seconds likewise, while ranks connect
 constexpr double kFarewell = 2;       // seconds a rank that ends gives its last heartbeat, at most
 
 /// c10d prints a page of stack for every lost connection; what matters of it we say in one line.
@@ -47,14 +47,14 @@ struct Meeting {
   bool all = false;      // only the heartbeat thread writes it, under the mutex
 };
 
-/// What the owner and the heartbeat thread share; the members above the mutex never change.
+/// The state that owner and heartbeat thread share; the members above the mutex never change.
 struct Heartbeat::State {
   Rendezvous rendezvous;
   CommOptions options;
   std::function<void()> on_alarm;
-  std::function<bool()> is_over;  // none: never
+  std::function<bool()> is_over;  // Null means never.
   double startup_deadline = 0;
-  std::string address;  // of the interface that leads to the store; empty for one made elsewhere
+  std::string address;  // our interface's towards the store; empty for a store made elsewhere
   std::unique_ptr<RunStore> store;  // the heartbeat thread's alone
 
   std::mutex mutex;
@@ -77,7 +77,7 @@ struct Heartbeat::State {
   bool ended = false;  // the heartbeat thread has
 
   // The heartbeat thread's own.
-  int64_t number = 0;  // of our last heartbeat
+  int64_t number = 0;  // the number of our last heartbeat
   double last_beat = 0;
   int64_t neighbour_beat = -1;
   int same_beat = 0;       // looks at the next rank that found no new heartbeat
@@ -163,7 +163,7 @@ double Heartbeat::State::pause() const {
   return is_connecting() ? connection.pause : heartbeat_s(options);
 }
 
-/// Whether all ranks are known to have come there; this one has.
+/// Returns true if all ranks are known to have come to the meeting. This one has.
 bool Heartbeat::State::have_met(Meeting& meeting) {
   if (!std::exchange(meeting.counted, true) &&
       store->add(key(meeting.count_key), 1) == rendezvous.size)

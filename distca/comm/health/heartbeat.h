@@ -71,9 +71,10 @@ class Heartbeat {
   void set_step(int64_t step);
   /// This rank begins its next exchange.
   Activity begin(std::string_view operation);
-  /// This rank does not go on without that one; kNobody: it goes on.
+  /// This rank does not go on without that one. kNobody means that it goes on.
   void await(int rank);
-  /// Without one of these, of which nobody can say which; none: it goes on.
+  /// This rank does not go on without one of these, and nobody can say which. An empty list means
+  /// that it goes on.
   void await(std::span<const int> ranks);
   static constexpr int kNobody = -1;
   /// True once a death or a diagnosis is known or the store is lost: no use in waiting for anybody.

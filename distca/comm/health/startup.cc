@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick(20);
 
-/// What the thread and its caller share.
+/// The state that the thread and its caller share.
 struct Connecting {
   std::mutex mutex;
   std::condition_variable changed;

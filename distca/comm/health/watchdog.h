@@ -33,7 +33,7 @@ class Watchdog {
   const double tick_s_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::function<void()> abort_;  // of the current wait; null between waits and once called
+  std::function<void()> abort_;  // ends the current wait; null between waits and once called
   double waited_s_ = 0;
   double begin_ = 0;  // steady seconds
   bool interrupted_ = false;

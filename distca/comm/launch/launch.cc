@@ -30,7 +30,7 @@ class BlockedSignals {
   BlockedSignals& operator=(const BlockedSignals&) = delete;
 
   int from() const { return from_.get(); }
-  /// What was blocked before.
+  /// The signals that were blocked before.
   const sigset_t& old_mask() const { return old_mask_; }
 
  private:
@@ -60,8 +60,8 @@ std::string find_run_id() {
   return fmt::format("{:08x}{:08x}", device(), device());
 }
 
-/// Whether another attempt may help: not for bad input, nor where training went wrong or somebody
-/// stopped the run.
+/// Returns true if another attempt may help: not for bad input, nor where training went wrong or
+/// somebody stopped the run.
 bool may_restart(const Ended& ended) {
   static const std::set<int> final_codes = {0, kStoppedExitCode,
                                             Error(ErrorKind::kUsage, "").exit_code(),

@@ -33,13 +33,14 @@ namespace distca {
 struct LaunchOptions {
   int workers = 1;
   std::vector<std::string> command;  // program and arguments, run once for each rank
-  int port = 0;                      // of the store, on the loopback interface; 0: a free one
+  int port = 0;                      // The store's, on the loopback interface. 0 means a free one.
   double timeout_s = 60;  // with grace_s: for ranks to end once the first one has ended well; rank
                           // 0, which may save, is given it anew with each sign of life
   double grace_s = 5;     // seconds ranks have to end by themselves after one failed
   double stop_grace_s = 600;  // seconds ranks have after a signal to finish their step and save
   int max_restarts = 0;
-  /// Says in the last words of a run more about the ranks that they name. Empty: nothing is added.
+  /// Says in the last words of a run more about the ranks that they name. An empty one adds
+  /// nothing.
   std::function<std::string(std::string)> named = {};
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// What a local rank prints, passed on line by line with "[rank N] " before it. The pipes are always
-// read, whether or not anybody reads us: a rank never waits for a terminal (console.h).
+// The output of a local rank, passed on line by line with "[rank N] " before it. The pipes are
+// always read, whether or not anybody reads us: a rank never waits for a terminal (console.h).
 // Thread rule: one thread.
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace distca {
 
-/// What begins a line that a program of ours says last, on stderr.
+/// The beginning of a line that a program of ours says last, on stderr.
 constexpr const char* kLastWords = "distca: ";
 
 /// One stream of one rank.
@@ -21,7 +21,7 @@ class RankStream {
   /// Error(kIo).
   RankStream(int rank, Console& to, bool hold_last_words);
 
-  /// Our end, to be polled; -1: none, or closed.
+  /// Our end, to be polled. -1 means none, or closed.
   int from() const { return from_.get(); }
   /// The rank's end, which becomes its stdout or stderr; closed by close_rank_end().
   int rank_end() const { return rank_end_.get(); }

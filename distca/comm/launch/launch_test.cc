@@ -20,7 +20,8 @@ using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
-/// Of a launch that waits for timeouts of seconds: all of these run at first use, a few at a time.
+/// The outcome of a launch that waits for timeouts of seconds: all of these run at first use, a few
+/// at a time.
 const Outcome& slow_launch(const std::string& mode) {
   static const std::map<std::string, int> kWorkers = {
       {"stop 0", 3},   {"stop 1", 3},   {"hang 1", 2}, {"stubborn 1", 2},
@@ -146,7 +147,7 @@ TEST(Launch, a_rank_that_ignores_sigterm_is_killed_and_the_launcher_sleeps_meanw
   ASSERT_TRUE(
       std::regex_search(outcome.output, computed, std::regex("the launcher computed ([0-9.]+) s")))
       << outcome.output;
-  EXPECT_LT(std::stod(computed[1]), 0.5);  // of the 2 s between SIGTERM and SIGKILL alone
+  EXPECT_LT(std::stod(computed[1]), 0.5);  // a busy wait takes the 2 s from SIGTERM to SIGKILL
 }
 
 TEST(Launch, a_rank_that_is_done_and_does_not_end_is_named_and_does_not_keep_the_run) {

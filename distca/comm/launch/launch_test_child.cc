@@ -42,7 +42,7 @@ void say_pid() {
   std::fflush(stdout);
 }
 
-/// Of our launcher's; another's ranks have none.
+/// A variable that our launcher sets, or "none" for a rank of another launcher.
 std::string variable(const char* name) { return distca::env_string(name).value_or("none"); }
 
 /// More than any pipe holds.
@@ -109,7 +109,7 @@ void wait_until_shown(const distca::Rendezvous& rendezvous, int step) {
   while (shown().step != step) sleep(.05);
 }
 
-/// As in a start-up: a signal ends the process at once.
+/// Behaves as a start-up does: a signal ends the process at once.
 void load(int who) {
   const distca::StopSignals stop(
       [](int) { return false; },
@@ -129,7 +129,7 @@ int run_rank(const std::string& mode, int who) {
   const auto store = distca::start_store_process(*rendezvous, kOptions.grace_s);
   auto group = distca::make_gloo_group(*rendezvous, kOptions);
   const bool is_who = group->rank() == who;
-  // As in a start-up that is further in one rank than in the others.
+  // In this mode, one rank is further in its start-up than the others.
   std::optional<distca::StopSignals> stop;
   if (mode == "half-ready" && is_who) {
     stop.emplace([](int) { return true; }, [](const std::string&) { return "unsaid"; });
@@ -151,7 +151,7 @@ int run_rank(const std::string& mode, int who) {
   std::printf("done\n");
   if (is_who) save(mode);
   group.reset();
-  // As a destructor that hangs.
+  // This stands for a destructor that hangs.
   if (is_who && mode == "linger") sleep(3600);
   return 0;
 }

@@ -18,7 +18,7 @@ constexpr double kLimit = 300;
 /// How to launch.
 struct Launch {
   int workers = 2;
-  std::vector<std::string> mode;  // of launch_test_child
+  std::vector<std::string> mode;  // mode and rank, as launch_test_child takes them
   int port = 0;
   double stop_grace_s = 3600;
   int max_restarts = 0;
@@ -55,7 +55,7 @@ class Process {
 
 std::set<pid_t> pids_in(const std::string& output);
 
-/// Whether it still runs; a zombie that nobody has buried yet does not.
+/// Returns true if the process still runs. A zombie that nobody has waited for yet does not.
 bool runs(pid_t pid);
 
 struct Outcome {

@@ -30,7 +30,7 @@
 namespace distca {
 namespace {
 
-constexpr const char* kPrefix = "distca/";  // of the store's keys (rendezvous.cc)
+constexpr const char* kPrefix = "distca/";  // the store's keys begin with it (rendezvous.cc)
 constexpr double kMercy = 2;                // seconds between SIGTERM and SIGKILL
 constexpr double kLook = 0.5;               // seconds between two looks at a rank that still saves
 
@@ -42,7 +42,7 @@ struct Child {
   bool ended_by_us = false;
 };
 
-/// Whether the rank had done all its work when it sent this heartbeat.
+/// Returns true if the rank had done all its work when it sent this heartbeat.
 bool has_finished(const std::string& beat) {
   return !beat.empty() && decode_beat(beat).news.state == RankState::kFinished;
 }
@@ -86,7 +86,7 @@ class LocalRun {
   bool failed_first_ = false;              // before anybody sent us a signal
   int interrupted_ = 0;                    // the signal that somebody sent us
   double interrupted_at_ = 0;              // steady seconds
-  double terminate_at_ = 0, kill_at_ = 0;  // steady seconds; 0: not yet decided
+  double terminate_at_ = 0, kill_at_ = 0;  // Steady seconds. 0 means not yet decided.
   bool killed_ = false;
   // Once a rank has ended well, the others are done too, but for what rank 0 still saves.
   double first_done_s_ = 0;       // when that was
@@ -216,7 +216,7 @@ void LocalRun::wait_for_news() {
   if (polled[0].revents != 0) read_signals();
 }
 
-/// How long poll may wait; -1: for ever.
+/// The milliseconds that poll may wait. -1 means for ever.
 int LocalRun::until_deadline_ms() const {
   if (killed_) return -1;
   // Only the deadline to come: for one that has passed poll would not wait at all.

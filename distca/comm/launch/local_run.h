@@ -11,10 +11,10 @@
 namespace distca {
 
 struct Attempt {
-  std::string run_id;       // the same for all attempts of one launch
+  std::string run_id;       // all attempts of one launch have the same
   int restart = 0;          // attempts that failed before
   int signals = -1;         // a signalfd of SIGCHLD and of the signals that stop a run
-  sigset_t rank_mask = {};  // of signals that ranks block
+  sigset_t rank_mask = {};  // the signals that ranks block
 };
 
 struct Ended {

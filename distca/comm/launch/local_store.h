@@ -45,7 +45,7 @@ class LocalStore {
   int64_t farewells(const std::string& prefix);
   /// Tells all ranks that one of them ended; `how`: "was killed by signal 9 (SIGKILL)".
   void post_death(const std::string& prefix, int rank, const std::string& how);
-  /// What a key (store_keys.h) holds; empty if it is not there.
+  /// Returns what a key (store_keys.h) holds, and "" if it is not there.
   std::string read(const std::string& key);
 
  private:

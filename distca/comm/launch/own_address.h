@@ -13,8 +13,8 @@ struct Rendezvous;
 /// name that the resolver does not know.
 void check_address(const Rendezvous& rendezvous);
 
-/// The same for all processes that reach each other through the loopback interface: one machine, or
-/// one network namespace of it.
+/// Returns an id that all processes have in common that reach each other through the loopback
+/// interface: those of one machine, or of one network namespace of it.
 std::string network_id();
 
 /// The address, in figures, of the interface that leads to `host`: reachable for all who reach that

@@ -57,7 +57,7 @@ void set_address(const Variables& variables, const std::optional<std::string>& k
   if (!address) address = variables.lookup("MASTER_ADDR");
   if (!address) address = known;
   if (!address) variables.missing("MASTER_ADDR");
-  // As in a URL: "[::1]".
+  // Brackets may stand around it, as in a URL: "[::1]".
   const bool in_brackets = address->starts_with('[') && address->ends_with(']');
   found.address = in_brackets ? address->substr(1, address->size() - 2) : *address;
 }

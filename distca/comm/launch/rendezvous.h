@@ -1,6 +1,6 @@
 #pragma once
-// Who this process is among the ranks, and where they meet: read from the environment of whoever
-// started it. A pure function of that environment.
+// The rank of this process, and where the ranks meet: read from the environment that whoever
+// started it has set. A pure function of that environment.
 
 #include <cstdint>
 #include <functional>
@@ -9,8 +9,8 @@
 
 namespace distca {
 
-/// Who keeps the key-value store through which ranks meet. Never a rank: rank 0's death must be
-/// told as well.
+/// The process that keeps the key-value store through which ranks meet. It is never a rank, because
+/// the death of rank 0 must be announced as well.
 enum class StoreHost {
   kLauncher,      // our launcher, or torchrun's agent: it is there already
   kStoreProcess,  // Slurm, Open MPI: a small process that rank 0 starts (store_process.h)
@@ -23,9 +23,9 @@ struct Rendezvous {
   std::string address;
   uint16_t port = 0;
   StoreHost store_host = StoreHost::kLauncher;
-  std::string prefix;  // of our keys: a store may outlive one run
-  std::string source;  // who started us, for messages: "distca", "torchrun", "Slurm", "Open MPI"
-  std::string run;     // which of its jobs: "Slurm job 4711 step 0"; the same on all ranks
+  std::string prefix;  // our keys begin with it: a store may outlive one run
+  std::string source;  // the launcher, for messages: "distca", "torchrun", "Slurm", "Open MPI"
+  std::string run;     // the launcher's job: "Slurm job 4711 step 0"; the same on all ranks
   bool operator==(const Rendezvous&) const = default;
 };
 

@@ -16,7 +16,7 @@ std::string stopped_by() { return fmt::format("{}stopped by ", kLastWords); }
 
 int exit_code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 1; }
 
-/// What rank 0 said about where it was, or why it said nothing.
+/// Returns what rank 0 said about where it was, or why it said nothing.
 std::string stopped(const RunEnd& end) {
   const RankEnd& first = end.ranks.front();
   if (first.last_words.starts_with(stopped_by())) return first.last_words;
@@ -58,7 +58,7 @@ LastWords after_a_stop(const RunEnd& end) {
   return {status == 0 ? 0 : kStoppedExitCode, stopped(end)};
 }
 
-/// What became of ranks that were done, and of the weights that rank 0 may have been saving.
+/// The last words on ranks that were done, and on the weights that rank 0 may have been saving.
 LastWords after_late_ranks(const RunEnd& end) {
   if (std::ranges::find(end.late, 0) != end.late.end() && !end.rank_0_finished) {
     constexpr auto kSilent =

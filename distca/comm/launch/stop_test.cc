@@ -88,7 +88,7 @@ TEST(StopLaunch, a_rank_that_handles_it_does_not_wait_for_one_that_died_of_it) {
 TEST(StopLaunch, rank_0_may_save_for_long_after_the_others_have_ended) {
   const Outcome outcome = stop({.mode = {"stopped-long"}}, SIGTERM);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_GT(outcome.seconds, 6);  // of the 4 s that ranks have after a run that nobody stops
+  EXPECT_GT(outcome.seconds, 6);  // more than the 4 s that ranks have after a run that nobody stops
   EXPECT_THAT(outcome.output, EndsWith("distca: stopped by SIGTERM; saved\n"));
 }
 
@@ -105,7 +105,7 @@ TEST(StopLaunch, where_rank_0_cannot_save_nobody_is_waited_for_and_nothing_start
 TEST(StopLaunch, the_second_signal_ends_it_at_once) {
   const Outcome outcome = stop({.mode = {"stopped-hang"}}, SIGTERM, 2);
   EXPECT_EQ(outcome.exit_code, 130);
-  EXPECT_LT(outcome.seconds, kLimit);  // of the hour to save
+  EXPECT_LT(outcome.seconds, kLimit);  // not the hour that ranks have to save
   EXPECT_THAT(outcome.output, EndsWith(nothing_said(SIGTERM)));
 }
 

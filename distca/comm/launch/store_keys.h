@@ -29,7 +29,8 @@ inline std::vector<std::string> keys_of_run(const std::string& prefix, int size)
   for (int rank = 0; rank < size; ++rank) {
     keys.push_back(heartbeat_key(prefix, rank));
     keys.push_back(claim_key(prefix, rank));
-    keys.push_back(prefix + "gloo/0/" + std::to_string(rank));  // of the Python package's groups
+    // Groups of the Python package leave this one.
+    keys.push_back(prefix + "gloo/0/" + std::to_string(rank));
   }
   return keys;
 }

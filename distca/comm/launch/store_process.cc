@@ -43,7 +43,7 @@ ListenSocket listen_at(uint16_t port) {
 /// The child: serves until rank 0 has ended, and until all have said how, or one grace period.
 [[noreturn]] void serve(ListenSocket& socket, int alive, const Rendezvous& rendezvous,
                         double grace_s) {
-  // Of a whole group of processes: the ranks save, and still need us.
+  // A stop signal goes to a whole group of processes: the ranks save, and still need us.
   for (const int stop : kStopSignals) signal(stop, SIG_IGN);
   // Whoever reads rank 0's output must not wait for us.
   const int null = open("/dev/null", O_RDWR);

@@ -1,5 +1,5 @@
 #pragma once
-// What the stand-in for NCCL does wrong, as tests ask for it. Any thread.
+// Faults of the stand-in for NCCL, as tests ask for them. Any thread.
 
 #include <cstdint>
 #include <string>
@@ -15,13 +15,13 @@ enum class FaultKind {
   kBlock,   // the call that would issue it does not return before the communicator is aborted
 };
 
-/// What happens to the `group`-th group (from 0: the one that connects all ranks) of a rank.
+/// The fault of a rank's `group`-th group. Group 0 is the one that connects all ranks.
 struct Fault {
   FaultKind kind = FaultKind::kNone;
   int64_t delay_us = 0;
 };
 Fault fault_of(int rank, int64_t group);
-/// Whether a rank never comes to an end of connecting.
+/// Returns true if a rank never comes to an end of connecting.
 bool hangs_at_start(int rank);
 
 }  // namespace standin

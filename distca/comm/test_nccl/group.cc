@@ -123,7 +123,7 @@ class Group::Play {
   struct Underway {
     bool all_written() const { return done == sizeof(uint64_t) + transfer.bytes; }
     Transfer transfer;
-    size_t done = 0;  // of the bytes that say how many follow, and of those that follow
+    size_t done = 0;  // bytes moved, of those that say how many follow and of those that follow
     uint64_t bytes = 0;
   };
   struct Line {
@@ -131,7 +131,7 @@ class Group::Play {
     std::deque<Underway> waiting;
   };
 
-  /// What a call of the system has moved; 0 if it would have to wait.
+  /// Returns the bytes that a system call has moved: 0 if it would have to wait, or has failed.
   size_t moved(ssize_t result, const Underway& one) {
     if (result > 0) return static_cast<size_t>(result);
     if (result < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
@@ -184,7 +184,7 @@ class Group::Play {
   }
 
   Group& group_;
-  std::map<std::pair<int, bool>, Line> lines_;  // of a peer and a direction
+  std::map<std::pair<int, bool>, Line> lines_;  // keyed by peer and direction
 };
 
 void Group::transfer(int64_t number, const std::vector<Transfer>& transfers) {

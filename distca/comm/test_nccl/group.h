@@ -13,7 +13,7 @@
 
 namespace standin {
 
-// As in nccl.h.
+// The values are those of nccl.h.
 enum Result {
   kSuccess = 0,
   kSystemError = 2,

@@ -57,11 +57,11 @@ std::shared_ptr<Group> take(void* comm) {
   return group;
 }
 
-/// What a thread has said between ncclGroupStart and ncclGroupEnd.
+/// The calls of a thread between ncclGroupStart and ncclGroupEnd.
 struct Said {
   int depth = 0;
   Result wrong = kSuccess;
-  std::map<std::pair<void*, void*>, std::vector<Transfer>> transfers;  // of (comm, stream)
+  std::map<std::pair<void*, void*>, std::vector<Transfer>> transfers;  // keyed by (comm, stream)
 };
 thread_local Said said;
 
@@ -210,7 +210,7 @@ const char* ncclGetLastError(void* comm) {
   return words.c_str();
 }
 
-/// `seen` is called for each group that is issued from now on; null: nobody.
+/// Calls `seen` for each group that is issued from now on. Null ends that.
 void distcaStandinWatch(Seen seen, void* argument) {
   std::lock_guard lock(everything().mutex);
   everything().seen = seen;

@@ -15,7 +15,7 @@ namespace standin {
 class Mark {
  public:
   void pass();
-  /// Whether it has been passed, after at most so long.
+  /// Waits at most so long. Returns true if the mark has been passed.
   bool wait(std::chrono::microseconds patience);
   void wait();
 

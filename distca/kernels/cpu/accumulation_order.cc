@@ -25,7 +25,7 @@ std::vector<int64_t> order_by_rest(const std::vector<Item>& items,
     members[family_of[i]].push_back(static_cast<int64_t>(i));
     rest[family_of[i]] += items[i].cost;
   }
-  std::priority_queue<std::pair<int64_t, int64_t>> next;  // what is left, -family
+  std::priority_queue<std::pair<int64_t, int64_t>> next;  // cost that is left, -family
   for (int64_t f = 0; f < families; ++f) {
     if (!members[f].empty()) next.emplace(rest[f], -f);
   }
@@ -90,7 +90,7 @@ AccumulationOrder::AccumulationOrder(const Shape& shape, std::span<const Task> t
   const int64_t group = shape.num_heads / heads;
   const int64_t names = static_cast<int64_t>(tasks.size()) * heads;
 
-  std::vector<int64_t> members(tasks.size());  // of the group that adds to a dq
+  std::vector<int64_t> members(tasks.size());  // [group] number of tasks that add to the same dq
   for (const int64_t name : shared.queries) ++members[name];
   const auto name = [&](const std::vector<int64_t>& groups, const Item& item) {
     return groups[item.task] * heads + item.kv_head;

@@ -27,8 +27,8 @@
 
 namespace distca::kernels {
 
-/// Which tasks add to the same rows in backward. Each list is [task] -> the group that the task is
-/// in, which has the number of its first task.
+/// Groups of tasks that add to the same rows in backward. Each list is [task] -> the group that the
+/// task is in, which has the number of its first task.
 struct SharedRows {
   std::vector<int64_t> keys;      // connected by rows of dk and dv
   std::vector<int64_t> queries;   // connected by rows of dq
@@ -67,9 +67,9 @@ class AccumulationOrder {
     std::atomic<int64_t> progress{0};  // nothing more is added to the keys below this position
     Chain* keys = nullptr;
     int64_t keys_index = 0;
-    Chain* queries = nullptr;  // nullptr: no other task adds to its dq
+    Chain* queries = nullptr;  // nullptr if no other task adds to the item's dq
     int64_t queries_index = 0;
-    Range query_rows{};  // of the query buffer, flattened
+    Range query_rows{};  // rows of the query buffer, flattened
   };
 
   static void wait(void* state, int64_t position);

@@ -44,7 +44,7 @@ void dawdle(uint64_t seed) {
   if (kind == 1) std::this_thread::yield();
 }
 
-/// As a kernel does: keys outside in key tiles, ascending, then dq.
+/// Adds in the order of a kernel: to the keys in ascending key tiles, the outer loop, then to dq.
 void ordered_backward(const BackwardItem& item, std::byte*) {
   const EngineTask& task = *item.task;
   const int64_t group = item.shape->num_heads / item.shape->num_kv_heads;

@@ -45,7 +45,8 @@ struct Integers : Document {
   Tensor wide_o, counted_lse;
 };
 
-/// The same by counting, and with the values from before: those of Integers, not yet worked on.
+/// The expected results, by counting. It starts from the gradients of an Integers on which no
+/// kernel has worked yet.
 struct Counted {
   explicit Counted(const Integers& doc)
       : k(doc.k.values()),

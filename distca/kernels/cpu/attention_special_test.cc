@@ -1,5 +1,5 @@
-// What no average case shows: nothing to do, nothing to see, infinities behind the mask, memory
-// beside the rows.
+// Cases that an average case does not show: nothing to do, nothing to see, infinities behind the
+// mask, memory next to the rows.
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

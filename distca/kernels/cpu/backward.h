@@ -15,7 +15,7 @@
 namespace distca::kernels {
 namespace {
 
-/// What `panel` sees of the key tile at `start`.
+/// Returns the part of the key tile at `start` that `panel` sees.
 template <class Simd, class Number, bool kWide>
 PanelView BackwardTile<Simd, Number, kWide>::visible(int panel, int64_t start) const {
   if (panel >= panels_) return {};

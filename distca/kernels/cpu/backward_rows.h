@@ -142,9 +142,9 @@ void BackwardTile<Simd, Number, kWide>::load_key_tile(const BackwardItem& item) 
   }
 }
 
-/// Begins to ask for what is needed next, beside the work on this key tile: rows that are not
-/// packed yet, dK and dV of the key tile, and K and V of the next key tile or, after the last one,
-/// dQ.
+/// Begins to ask for what is needed next, at the same time as the work on this key tile: rows that
+/// are not packed yet, dK and dV of the key tile, and K and V of the next key tile or, after the
+/// last one, dQ.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::start_fetch(int64_t start, bool more) {
   int seeing = 0;

@@ -17,12 +17,12 @@ namespace distca::kernels {
 namespace {
 
 constexpr float kLog2E = 1.44269504F;
-constexpr float kNoKeys = 1e30F;  // as the LSE of a row without keys: every probability is 0
+constexpr float kNoKeys = 1e30F;  // LSE of a row without keys, which makes every probability 0
 
-/// Which keys of the current key tile a panel sees.
+/// The keys of the current key tile that a panel sees.
 struct PanelView {
-  int end = 0;          // no key from here on is seen; even; 0: none is seen
-  bool masked = false;  // whether a key below `end` is hidden from some row
+  int end = 0;          // even; no key from here on is seen. 0 means that none is seen.
+  bool masked = false;  // true if a key below `end` is hidden from some row
 };
 
 /// The state of one item. kWide: a head dim exceeds 128.
@@ -128,10 +128,10 @@ class BackwardTile {
   // terms have smaller rounding errors.
   float* dk_[2];  // [column panels][64][32]
   float* dv_[2];
-  bool started_[2];  // whether the half's sums hold something of this key tile
+  bool started_[2];  // true if the half's sums hold something of this key tile
   Fetch fetch_;
   KeyPieces pieces_;
-  KeyPieces next_;  // of the next key tile, as next_k_ and next_v_
+  KeyPieces next_;  // belongs to the next key tile, as do next_k_ and next_v_
   const void* next_k_[kTileKeys];
   const void* next_v_[kTileKeys];
   const void* q_at_[kTileRows];
@@ -142,7 +142,7 @@ class BackwardTile {
   const void* dk_rows_[kTileKeys];
   const void* dv_rows_[kTileKeys];
   int32_t* key_;  // [64] the key's number in the key tile, or -1 if it does not exist
-  bool gaps_;     // whether some key does not exist
+  bool gaps_;     // true if some key does not exist
   // A group of panels; s_, dp_ and ds_lanes_ in bf16 only.
   float* s_;  // [64][kScoreStride]
   float* dp_;

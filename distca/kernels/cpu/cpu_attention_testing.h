@@ -20,7 +20,7 @@ constexpr bool kFast = false;
 
 struct Variant {
   Isa isa = Isa::kPortable;
-  ScalarType type = ScalarType::kFloat32;  // of the inputs
+  ScalarType type = ScalarType::kFloat32;  // type of the inputs
 
   /// Operands of products are pairs of bf16: probabilities and gradients of scores are rounded.
   bool rounds_operands() const { return isa == Isa::kAvx512Bf16 && type == ScalarType::kBFloat16; }
@@ -30,7 +30,7 @@ inline std::ostream& operator<<(std::ostream& out, const Variant& v) {
   return out << isa_name(v.isa) << (v.type == ScalarType::kFloat32 ? "_fp32" : "_bf16");
 }
 
-/// Those that this machine can run.
+/// Returns the variants that this machine can run.
 inline std::vector<Variant> variants() {
   std::vector<Variant> all;
   for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {

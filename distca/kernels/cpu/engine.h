@@ -1,8 +1,8 @@
 #pragma once
-// What an instruction set offers to cpu/attention.cc: computing one item of a task list, forward or
-// backward. Everything behind these function pointers is compiled for that instruction set. So it
-// must not use inline functions of other headers that the linker could share with the rest of the
-// program.
+// The functions that an instruction set offers to cpu/attention.cc: they compute one item of a task
+// list, forward or backward. Everything behind these function pointers is compiled for that
+// instruction set. So it must not use inline functions of other headers that the linker could share
+// with the rest of the program.
 //
 // Rows: the queries of a task with the R = H / G query heads of one key head, flattened. Row
 // query * R + head is the query with that head of the group. The lanes of a vector are rows, and
@@ -31,7 +31,7 @@ struct KeyFragment {
   Rows dk{};  // used in backward, as dv is
   Rows dv{};
   int64_t tokens = 0;
-  int64_t position = 0;  // of the first key in the document
+  int64_t position = 0;  // position of the first key in the document
 };
 
 /// A task (kernels/attention.h) with its rows found in their buffers. Rows count from the task's
@@ -51,7 +51,7 @@ struct EngineTask {
 /// Rows [row_begin, row_end) of one task and key head.
 struct EngineItem {
   const Shape* shape = nullptr;
-  ScalarType type = ScalarType::kFloat32;  // of Q, K, V
+  ScalarType type = ScalarType::kFloat32;  // type of Q, K and V
   const EngineTask* task = nullptr;
   int64_t kv_head = 0;
   int64_t row_begin = 0;
@@ -61,8 +61,8 @@ struct EngineItem {
 /// The engine gives O = 0 and LSE = -infinity to rows that see no key, and to all rows of a task
 /// without keys.
 struct ForwardItem : EngineItem {
-  ScalarType o_type = ScalarType::kFloat32;  // of O
-  /// The item that this thread will probably compute next. Its queries are fetched beside the last
+  ScalarType o_type = ScalarType::kFloat32;  // type of O
+  /// The item that this thread will probably compute next. Its queries are fetched during the last
   /// products of this item. It is nullptr if no item is foreseen.
   const ForwardItem* next = nullptr;
 };
@@ -74,8 +74,8 @@ struct ForwardItem : EngineItem {
 struct AccumulationGate {
   static constexpr int64_t kAll = INT64_MAX;
   void* state = nullptr;
-  void (*wait)(void* state, int64_t position) = nullptr;  // nullptr: there is nothing to wait for
-  void (*done)(void* state, int64_t position) = nullptr;  // nullptr: nobody waits for this item
+  void (*wait)(void* state, int64_t position) = nullptr;  // nullptr means nothing to wait for
+  void (*done)(void* state, int64_t position) = nullptr;  // nullptr means that nobody waits
 };
 
 /// A row whose LSE is -infinity adds nothing.

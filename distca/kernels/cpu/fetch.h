@@ -20,7 +20,7 @@ void fetch_rows(const void* const* rows, int count, size_t bytes) {
   }
 }
 
-/// Asks for memory a few cache lines at a time, beside the arithmetic. Asking for more at once
+/// Asks for memory a few cache lines at a time, during the arithmetic. Asking for more at once
 /// would hold up the loads of the products.
 class Fetch {
  public:

@@ -59,11 +59,11 @@ void mask_scores(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, in
   }
 }
 
-/// What is subtracted from a lane's scores. In fp32, it is the maximum itself, which is subtracted
-/// before the scale is applied, so that the largest score's probability is exactly 1. With bf16
-/// pairs, it is the maximum as an exponent of 2, rounded. Probabilities, factors and LSE all use
-/// the rounded base, so its rounding cancels. That takes one operation less for each score where
-/// products are fastest, and is as precise as results that are rounded to bf16.
+/// Returns the base that is subtracted from a lane's scores. In fp32, it is the maximum itself,
+/// which is subtracted before the scale is applied, so that the largest score's probability is
+/// exactly 1. With bf16 pairs, it is the maximum as an exponent of 2, rounded. Probabilities,
+/// factors and LSE all use the rounded base, so its rounding cancels. That takes one operation less
+/// for each score where products are fastest, and is as precise as results rounded to bf16.
 template <class Simd>
 inline typename Simd::Vector base_of(typename Simd::Vector maximum, typename Simd::Vector scale) {
   if constexpr (!Simd::kPairs) return maximum;

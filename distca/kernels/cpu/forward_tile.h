@@ -45,17 +45,17 @@ template <class Simd>
 struct ForwardTile {
   static constexpr int kPanels = kTileRows / kPanelWidth<Simd>;
 
-  int64_t rows = 0;      // of the item
-  int panels = 0;        // that hold them
+  int64_t rows = 0;      // rows of the item
+  int panels = 0;        // panels that hold them
   int d_words = 0;       // words of a row of Q
   int e = 0;             // head_dim_v
   double scale = 0;      // >= 0; turns a score into an exponent of e
   float scale_log2 = 0;  // > 0; turns a score into an exponent of 2
-  float cap = 0;         // 0: none
+  float cap = 0;         // softcap. 0 means that scores are not capped.
   float cap_scale = 0;   // softmax_scale / cap
 
   PanelKeys panel_keys[kPanels];
-  bool started[kPanels] = {};  // whether `o` holds something of the panel
+  bool started[kPanels] = {};  // true if `o` holds something of the panel
   int64_t low[kTileRows];      // the first and the last position that the lane sees
   int64_t high[kTileRows];
   alignas(64) float maximum[kTileRows];
@@ -237,12 +237,12 @@ struct Prefetch {
     }
   }
   const KeyTile* next = nullptr;
-  int64_t bytes[2] = {};  // of a row of K and of V
-  int row = 0;            // of 2 x kTileKeys rows, those of K first
+  int64_t bytes[2] = {};  // bytes of a row of K and of V
+  int row = 0;            // next of 2 x kTileKeys rows; those of K come first
   int64_t at = 0;         // bytes from the start of the row
   int64_t lines_each_step = 0;
 
-  int queries = 0;  // of the next item; 0 until they are asked for
+  int queries = 0;  // rows of Q of the next item, 0 until start_queries() adds them
   int query = 0;
   int64_t query_at = 0;
   int64_t query_bytes = 0;

@@ -21,7 +21,7 @@ std::string_view isa_name(Isa isa);
 /// The instruction set with this name; nothing for another name.
 std::optional<Isa> isa_by_name(std::string_view name);
 
-/// Whether it is compiled in and this machine has it.
+/// Returns true if it is compiled in and this machine has it.
 bool isa_available(Isa isa);
 
 /// The instruction set of DISTCA_KERNEL_ISA or, if that is unset, the best available one. Throws

@@ -119,7 +119,8 @@ class Cutter {
   std::vector<Item>& items_;
 };
 
-/// Whether the last of `threads` that take items in order ends less than 2 % after the mean.
+/// Returns true if the last of `threads` threads, which take the items in order, ends at most 2 %
+/// after the mean.
 bool ends_together(const std::vector<Item>& items, int threads) {
   std::priority_queue<int64_t, std::vector<int64_t>, std::greater<>> busy;  // until when
   for (int i = 0; i < threads; ++i) busy.push(0);

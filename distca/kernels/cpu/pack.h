@@ -60,7 +60,7 @@ struct KeyPiece {
   int count = 0;
 };
 
-/// Which keys of the key tile at `position` exist, and where they are.
+/// The keys of a key tile that exist, and where they are.
 struct KeyPieces {
   KeyPiece piece[kTileKeys];
   int pieces = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// What a thread does between two looks at a variable that another thread will soon change. Thread
-// rule: no state.
+// The pause of a thread between two looks at a variable that another thread will soon change.
+// Thread rule: no state.
 
 namespace distca::kernels {
 

@@ -19,13 +19,14 @@
 namespace distca::kernels {
 namespace {
 
-constexpr int64_t kSteps = 20'000;  // of a burst: some 50 to 150 us
+constexpr int64_t kSteps = 20'000;  // steps of a burst, which takes some 50 to 150 us
 // Independent sums: more than latency x instructions a cycle (4 x 2 on the machines at hand, 6 x 2
 // for dot products and for a multiplication and an addition), and few enough for the registers.
-constexpr int kSums16 = 12;  // of 16 registers
-constexpr int kSums32 = 24;  // of 32
+constexpr int kSums16 = 12;  // sums where there are 16 registers
+constexpr int kSums32 = 24;  // sums where there are 32 registers
 
-/// What one call of a burst computes. The sum of it all, so that nothing is left out.
+/// One burst: its FLOP, and the function that runs it. The function returns the sum of all results,
+/// so that the compiler leaves nothing out.
 struct Burst {
   float (*run)(float factor, float term);
   double flops;

@@ -14,7 +14,7 @@ namespace {
 
 struct Width {
   Isa isa;
-  double lanes;  // of a vector
+  double lanes;  // lanes of a vector
 };
 constexpr std::array<Width, 4> kWidths{
     {{Isa::kPortable, 4}, {Isa::kAvx2, 8}, {Isa::kAvx512, 16}, {Isa::kAvx512Bf16, 16}}};

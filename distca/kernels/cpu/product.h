@@ -15,7 +15,7 @@
 namespace distca::kernels {
 namespace {
 
-/// What the sums begin with.
+/// The values that the sums begin with.
 enum class Start {
   kZero,    // C = A B
   kAdd,     // C += A B
@@ -78,7 +78,7 @@ inline __attribute__((always_inline)) void product_step(const Word* a, const Wor
   }
 }
 
-/// The same for 1 to kRows rows, whose number is known only at run time.
+/// Does product_step for 0 to kRows rows, whose number is known only at run time.
 template <class Simd, int kRows, int kVectors, int kStrideM, int kStrideK, int kStrideC,
           Start kStart, bool kTop>
 inline __attribute__((always_inline)) void product_rest(int rows, const Word* a, const Word* b,
@@ -101,7 +101,7 @@ struct NoStep {
 };
 
 /// A product with any number of rows: steps of kProductRows rows, then the rest. C has kVectors x
-/// kLanes columns. `step` is called before each step, for work that may run beside the arithmetic.
+/// kLanes columns. `step` is called before each step, for work that may run during the arithmetic.
 template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
           bool kTop = false, class Step = NoStep>
 __attribute__((noinline)) void product(int rows, const Word* a, const Word* b, int b_stride,

@@ -64,7 +64,8 @@ struct Avx2 {
     if (count == kLanes) return store(p, x);
     _mm256_maskstore_ps(p, first_lanes(count), x);
   }
-  /// The same for bf16 numbers in memory. Narrowing rounds to nearest, ties to even; NaN stays NaN.
+  /// Load and store likewise, but numbers that are bf16 in memory. Narrowing rounds to nearest,
+  /// ties to even; NaN stays NaN.
   static Vector widen_first(const uint16_t* p, int count) {
     uint16_t first[kLanes] = {};
     if (count < kLanes) {

@@ -18,7 +18,7 @@ struct Avx512 {
   using Integers = __m512i;
   using Mask = __mmask16;
   static constexpr int kLanes = 16;
-  // A product has as many accumulators as fit the 32 registers beside the operands.
+  // A product has as many accumulators as fit the 32 registers together with the operands.
   static constexpr int kProductRows = 13;
   static constexpr int kProductVectors = 2;
 
@@ -53,7 +53,8 @@ struct Avx512 {
   static void store_first(float* p, int count, Vector x) {
     _mm512_mask_storeu_ps(p, first_lanes(count), x);
   }
-  /// The same for bf16 numbers in memory. Narrowing rounds to nearest, ties to even; NaN stays NaN.
+  /// Load and store likewise, but numbers that are bf16 in memory. Narrowing rounds to nearest,
+  /// ties to even; NaN stays NaN.
   static Vector widen_first(const uint16_t* p, int count) {
     const __m256i half = _mm256_maskz_loadu_epi16(first_lanes(count), p);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));

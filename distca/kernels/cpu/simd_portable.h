@@ -16,7 +16,7 @@ struct Portable {
   typedef int32_t Integers __attribute__((vector_size(16)));
   using Mask = Integers;  // all ones in the lanes that are in
   static constexpr int kLanes = 4;
-  // A product has as many accumulators as fit the registers beside the operands.
+  // A product has as many accumulators as fit the registers together with the operands.
 #ifdef __aarch64__
   static constexpr int kProductRows = 12;
 #else
@@ -71,7 +71,8 @@ struct Portable {
     if (count == kLanes) return store(p, x);
     for (int i = 0; i < count; ++i) p[i] = x[i];
   }
-  /// The same for bf16 numbers in memory. Narrowing rounds to nearest, ties to even; NaN stays NaN.
+  /// Load and store likewise, but numbers that are bf16 in memory. Narrowing rounds to nearest,
+  /// ties to even; NaN stays NaN.
   static Vector widen_first(const uint16_t* p, int count) {
     Halves first{};
     if (count == kLanes) {

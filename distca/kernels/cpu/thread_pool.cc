@@ -73,7 +73,7 @@ struct ThreadPool::State {
   std::atomic<int> inside{0};  // threads, besides the caller, that work on `job`
   std::atomic<bool> stop{false};
   // Under the mutex.
-  bool open = false;  // whether threads may still join `job`
+  bool open = false;  // true while threads may still join `job`
   Job job;
   std::exception_ptr error;
 

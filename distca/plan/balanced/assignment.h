@@ -1,6 +1,6 @@
 #pragma once
-// Who computes what while a scheduler searches. Loads and bytes are exact and are kept up to date
-// with every move. One object belongs to one search on one thread.
+// The assignment of pieces to servers while a scheduler searches. Loads and bytes are exact and are
+// kept up to date with every move. One object belongs to one search on one thread.
 //
 //   Assignment state(request, layout);  // every query is computed where it lives
 //   const Piece piece = state.pieces(/*server=*/0)[0];
@@ -32,7 +32,7 @@ struct Piece {
 /// The price of a byte in picoseconds. It is at least 1, so that no byte is free.
 int64_t byte_price(const Link& link);
 
-/// What is left of a piece when a part of it is taken out.
+/// The rest of a piece after a part of it is taken out.
 struct Rest {
   Rest() {}  // does not clear the pieces: clearing takes as long as finding them
   union {
@@ -48,7 +48,7 @@ struct Toll {
   int64_t price = 0;
   int64_t received = 0;  // bytes of Q, K, V
   int64_t kept = 0;      // bytes of memory, until backward
-  /// Whether a rank that would have to send some of it would exceed its send cap.
+  /// True if a rank that would have to send some of it would exceed its send cap.
   bool blocked = false;
 };
 
@@ -76,22 +76,22 @@ class Assignment {
   int64_t send_bytes(int rank) const { return now_.send[rank]; }        // Q, K, V
   int64_t receive_bytes(int rank) const { return now_.receive[rank]; }  // Q, K, V
   int64_t memory_bytes(int rank) const { return now_.memory[rank]; }
-  int64_t price() const { return now_.price; }  // of all bytes, as Toll::price
+  int64_t price() const { return now_.price; }  // price of all bytes, as Toll::price
 
   /// A piece with all keys that its rows may see.
   Piece whole_context(int64_t document, const Range& q, int32_t home) const;
   Piece with_keys(int64_t document, const Range& q, const Range& kv, int32_t home) const;
-  /// What is left of a piece without the keys `kv` of its rows `q`. Parts without pairs are left
-  /// out.
+  /// Returns the rest of a piece without the keys `kv` of its rows `q`. Parts without pairs are
+  /// left out.
   Rest without(const Piece& piece, const Range& q, const Range& kv) const;
 
-  /// What the server would have to fetch for one more piece.
+  /// The cost of what the server would have to fetch for one more piece.
   Toll to_add(int server, const Piece& piece) const;
-  /// What the server would no longer fetch if pieces(server)[index] were replaced by `rest`, which
-  /// are parts of it.
+  /// The cost of what the server would no longer fetch if pieces(server)[index] were replaced by
+  /// `rest`, which are parts of it.
   Toll to_shrink(int server, size_t index, std::span<const Piece> rest) const;
 
-  /// Whether the caps on received bytes and on memory let a server have so much more.
+  /// Returns true if the caps on received bytes and on memory let a server have so much more.
   bool within_caps(int server, int64_t received, int64_t kept) const {
     const int64_t most_received = cluster_.max_receive_bytes, most_kept = cluster_.max_memory_bytes;
     return (most_received == 0 || receive_bytes(server) + received <= most_received) &&
@@ -108,7 +108,7 @@ class Assignment {
   /// The servers whose pieces the trial has changed.
   const std::vector<int>& touched() const { return touched_; }
 
-  /// The highest end of the keys that the server reads of a document. 0: it reads none.
+  /// The highest end of the keys that the server reads of a document, or 0 if it reads none.
   int64_t keys_end(int server, int64_t document) const;
   std::vector<Task> tasks() const;
 
@@ -145,7 +145,7 @@ class Assignment {
 
   bool in_trial_ = false;
   std::vector<int> touched_;
-  std::vector<std::vector<Piece>> pieces_before_;  // of touched_
+  std::vector<std::vector<Piece>> pieces_before_;  // pieces of touched_ before the trial
   Totals before_;
 };
 

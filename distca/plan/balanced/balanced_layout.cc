@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kLargeSize = 8192;  // documents + workers
 constexpr size_t kFewChoices = 3;
-constexpr int64_t kSendPermille = 1000;  // of the largest receive: the largest send with spread
+constexpr int64_t kSendPermille = 1000;  // largest send with spread, of the largest receive
 constexpr size_t kHugeSize = 16'384;     // from there on one
 
 /// In the order of documents and positions; touching segments become one.
@@ -47,8 +47,8 @@ std::vector<int64_t> shares_of(const Cluster& cluster, int64_t load) {
   return shares;
 }
 
-/// Those with no share first: they get the lightest tokens. Then the largest first: the longest
-/// documents are cut in few pieces.
+/// Shares of 0 come first, so that they get the lightest tokens. Then the largest come first, so
+/// that the longest documents are cut in few pieces.
 std::vector<int64_t> filling_order(std::vector<int64_t> shares) {
   std::sort(shares.begin(), shares.end(),
             [](int64_t a, int64_t b) { return std::tuple(a != 0, -a) < std::tuple(b != 0, -b); });
@@ -60,7 +60,7 @@ std::vector<int64_t> filling_order(std::vector<int64_t> shares) {
 void order_workers(const TaskPrice& price, const std::vector<int64_t>& filled,
                    const std::vector<int64_t>& shares, Layout& layout) {
   struct Place {
-    int64_t document;  // of the costliest segment
+    int64_t document;  // document of the costliest segment
     int64_t end;
     int worker;
   };
@@ -144,7 +144,7 @@ double spread_score(const LayoutPrice& price) {
   return bytes * bytes * static_cast<double>(price.busiest);
 }
 
-/// What a layout costs when every query is computed at home.
+/// The cost of a layout when every query is computed at home.
 struct HomeCost {
   int64_t bytes = 0;
   double load = 0;     // the largest of a worker, over its share

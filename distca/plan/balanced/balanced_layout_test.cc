@@ -130,7 +130,7 @@ TEST(BalancedLayout, any_documents_are_placed_whole_evenly_and_with_allowed_cuts
     request.options.spread = trial % 2 == 1;
     const Layout layout = balanced_layout(request);
     request.options.spread = false;
-    request.shape.window_left = -1;  // what is checked is the layout, not the tasks
+    request.shape.window_left = -1;  // the layout is checked, not the tasks
     ValidateOptions at_home;
     at_home.capacities = false;
     EXPECT_THAT(validate(make_plan(request, layout), at_home), IsEmpty()) << "trial " << trial;

@@ -75,7 +75,7 @@ const std::vector<int>& BestFirst::likely_receivers(int donor, const Piece& piec
     if (less != order.begin()) add(less[-1]);
   }
   for (size_t i = 0; i < std::min(strangers, order.size()); ++i) add(order[i]);
-  // Of many the last ones: they took something, so they read keys.
+  // The last ones come first: they took some of the document, so they read keys.
   const auto& know = know_[piece.document];
   const size_t enough = receivers_.size() + kKnowing;
   for (size_t i = know.size(); i > 0 && receivers_.size() < enough; --i) add(know[i - 1]);

@@ -1,7 +1,7 @@
 #pragma once
-// What both greedy searches of `balanced` share. Donors are servers above their bound; they give
-// parts of their pieces to receivers, which are servers below theirs. Of all donors' moves, the
-// best one is made first. A search decides which parts can be given: rows with all their keys
+// The common part of both greedy searches of `balanced`. Donors are servers above their bound; they
+// give parts of their pieces to receivers, which are servers below theirs. Of all donors' moves,
+// the best one is made first. A search decides which parts can be given: rows with all their keys
 // (moves.h), or rectangles of queries x keys (split_kv_steps.h).
 //
 // The bound of a server is (1 + tolerance) times its share of the load (plan/bounds.h). Its room is
@@ -20,11 +20,11 @@ namespace distca {
 /// A part of a piece goes from a donor to a receiver.
 struct Move {
   int donor = 0;
-  size_t index = 0;  // of the piece, in pieces(donor)
-  Piece part;        // of this piece, for the receiver
+  size_t index = 0;  // index of the piece in pieces(donor)
+  Piece part;        // part of this piece, for the receiver
   int receiver = 0;
   int64_t useful = 0;  // load that the donor loses, at most its excess
-  int64_t price = 0;   // of bytes: what the receiver fetches, less what the donor saves
+  int64_t price = 0;   // price of bytes: what the receiver fetches, less what the donor saves
   double score = 0;    // for a search whose better() compares one number
 };
 
@@ -80,10 +80,10 @@ class BestFirst {
   /// outweighs all.
   double ratio(int server, int64_t load) const;
   double ratio(int server) const { return ratio(server, state_.load(server)); }
-  /// The server above its bound that has the most load for its capacity. -1: none is above.
+  /// The server above its bound that has the most load for its capacity, or -1 if none is above.
   int fullest() const;
-  /// The server that would have the least load for its capacity with `more` load. It is not the
-  /// donor. -1: there is none.
+  /// The server other than the donor that would have the least load for its capacity with `more`
+  /// load, or -1 if there is none.
   int lightest_with(int64_t more, int donor) const;
 
   const Cluster& cluster_;

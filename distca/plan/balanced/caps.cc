@@ -29,7 +29,7 @@ class Repair {
  public:
   Repair(Mover& mover, const Cluster& cluster) : mover_(mover), cluster_(cluster) {}
 
-  /// False: nothing is over, or no move helps.
+  /// Returns false if nothing is over, or no move helps.
   bool step() {
     total_ = overrun(state(), cluster_);
     if (total_ == 0) return false;

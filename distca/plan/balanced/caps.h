@@ -6,9 +6,10 @@
 
 namespace distca {
 
-/// Whether there are caps on what a rank sends, receives or holds.
+/// Returns true if there are caps on what a rank sends, receives or holds.
 bool has_caps(const Cluster& cluster);
-/// The bytes that all ranks together send, receive or hold above the caps. 0: all caps are kept.
+/// The bytes that all ranks together send, receive or hold above the caps. 0 means that all caps
+/// are kept.
 int64_t overrun(const Assignment& state, const Cluster& cluster);
 
 /// While a rank exceeds a cap, makes the move that brings all ranks nearest to their caps, even

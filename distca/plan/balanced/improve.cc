@@ -7,10 +7,10 @@
 namespace distca {
 namespace {
 
-constexpr int kOrders = 4;  // of moves: how much large ones count for more (Mover::balance)
+constexpr int kOrders = 4;  // orders of moves: how much larger ones are favoured (Mover::balance)
 constexpr int kTrials = 256;
-constexpr int kTries = 2;   // of one receiver without a change
-constexpr int kCrumbs = 4;  // who took less load than so many crumbs is left alone
+constexpr int kTries = 2;   // tries of one receiver without a change
+constexpr int kCrumbs = 4;  // receivers that took less load than so many crumbs are left alone
 
 class Improve {
  public:
@@ -92,7 +92,7 @@ class Improve {
     return total;
   }
 
-  /// Bytes that a server receives per load that it took; 0: it took next to none.
+  /// Bytes that a server receives per load that it took, or 0 if it took next to none.
   double rate(int server) const {
     int64_t load = 0;
     for (const Piece& piece : state().pieces(server)) {
@@ -103,7 +103,8 @@ class Improve {
                : static_cast<double>(state().receive_bytes(server)) / static_cast<double>(load);
   }
 
-  /// The one that has been tried least, of those the most expensive; -1: no receiver.
+  /// Returns the receiver that has been tried least, and among those the most expensive one, or -1
+  /// if there is none.
   int most_expensive() const {
     int worst = -1;
     double highest = 0;

@@ -44,7 +44,7 @@ class Filler {
   int64_t load(const Range& rows) const { return filling_.price.of_rows(rows); }
   bool dense(const Range& rows, int64_t permille) const;
   int64_t first_row(const Range& rows, int64_t most) const;
-  /// Tokens of the last rows of `heavy` that take the room left beside filler of this load.
+  /// Tokens of the last rows of `heavy` that take the room which filler of this load leaves.
   int64_t rows_beside(const Rest& heavy, int64_t filler) const {
     return heavy.rows.end - first_row(heavy.rows, room_ - filler);
   }
@@ -79,10 +79,10 @@ class Filler {
   const Filling& filling_;
   const FillChoice choice_;
   std::vector<Rest> heavy_;                      // empty ones too
-  std::set<std::pair<int64_t, size_t>> by_end_;  // of heavy_, without the empty ones: end, index
+  std::set<std::pair<int64_t, size_t>> by_end_;  // (end, index) of heavy_, without the empty ones
   RestPool pool_;
   Layout layout_;
-  // Of the worker at hand:
+  // The worker at hand:
   int worker_ = 0;
   int64_t tokens_ = 0;       // it still takes; done when this is in (-64, 64]
   int64_t share_ = 0;        // load it may take
@@ -268,7 +268,7 @@ void Filler::place_filler(const Rest& heavy) {
   for (size_t tries = 0; tries < 4 * kTries; ++tries) {
     const auto item = pool_.previous(spot);
     if (!item) break;
-    // What is left of a cut one is dense.
+    // The remaining rows of a cut document are dense.
     if (item->rest.rows.begin > 0 || !fits_beside(item->rest.rows)) continue;
     place_whole(*item);
     return;
@@ -278,8 +278,8 @@ void Filler::place_filler(const Rest& heavy) {
   if (lightest && fits_beside(lightest->rest.rows)) place_whole(*lightest);
 }
 
-/// Fewest whole blocks from the start of `rows` beside which the last rows of `heavy` fill the
-/// worker; all of them if none do.
+/// Fewest whole blocks from the start of `rows` that fill the worker together with the last rows of
+/// `heavy`; all of them if none do.
 Range Filler::prefix_beside(const Rest& heavy, const Range& rows) const {
   const int64_t most = std::min(tokens_ + kHalfBlock - 1, rows.size()) / kBlockTokens;
   const int64_t blocks = bisect(0, most, [&](int64_t count) {
@@ -288,7 +288,7 @@ Range Filler::prefix_beside(const Rest& heavy, const Range& rows) const {
   return {rows.begin, rows.begin + blocks * kBlockTokens};
 }
 
-/// The same from the end of `rows`.
+/// Fewest whole blocks from the end of `rows`, found likewise.
 Range Filler::suffix_beside(const Rest& heavy, const Range& rows) const {
   const int64_t end = ceil_div(rows.end, kBlockTokens);
   const int64_t blocks = bisect(0, end - ceil_div(rows.begin, kBlockTokens), [&](int64_t count) {

@@ -21,21 +21,21 @@ struct FillChoice {
   /// Such a document's own first rows serve as filler, up to the row that costs this times the
   /// mean.
   int64_t prefix_permille = 900;
-  int64_t slack_permille = 980;  // of the tolerance that may be used
-  /// How much the load of filler counts beside the keys that it makes travel.
+  int64_t slack_permille = 980;  // part of the tolerance that may be used
+  /// How much the load of filler counts compared with the keys that it makes travel.
   int64_t load_permille = 400;
-  /// What part of the rows that all servers of a document read is divided among these servers. It
-  /// is above 0 only with options.spread.
+  /// The part that is divided among the servers of a document, of the rows that all of them read.
+  /// It is above 0 only with options.spread.
   int64_t spread_permille = 0;
 };
 
-/// What all constructions start from. Borrows the request and the price.
+/// The input of all constructions. Borrows the request and the price.
 struct Filling {
   const PlanRequest& request;
   const TaskPrice& price;
   std::vector<int64_t> shares;      // [worker] load, before the tolerance
   std::vector<Document> by_length;  // shortest first, without the empty ones
-  int64_t mean_load = 0;            // of a token
+  int64_t mean_load = 0;            // load of a token
 };
 
 /// Places every token. Each worker holds the mean number of tokens to within 128 and, as nearly as
@@ -43,7 +43,7 @@ struct Filling {
 ///
 /// Where queries are computed at home, the keys of a document travel to a worker once, up to the
 /// last query there. So a long document is cut from its end, in as few pieces as the load allows.
-/// The tokens beside such a piece (the filler) are short documents, or the document's own first
+/// The other tokens of its worker (the filler) are short documents, or the document's own first
 /// rows, which cost little and are read by this worker anyway. Cuts of other documents are rare and
 /// small.
 Layout fill_workers(const Filling& filling, const FillChoice& choice);

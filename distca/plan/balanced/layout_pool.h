@@ -14,7 +14,7 @@
 
 namespace distca {
 
-/// What is left of a document or of a part of it.
+/// The rest of a document or of a part of it.
 struct Rest {
   int64_t document = 0;  // Document::id
   Range rows;
@@ -29,8 +29,8 @@ struct Lighter {
 };
 
 /// A pool of rests, lightest first. Documents that were never cut are an array with holes. The
-/// parts of the others, which are few at a time, are a sorted array beside it. A step or a removal
-/// takes amortized O(log documents), and for a part O(parts) more.
+/// parts of the others, which are few at a time, are a sorted array of their own. A step or a
+/// removal takes amortized O(log documents), and for a part O(parts) more.
 class RestPool {
  public:
   /// A place between two rests, given by the first whole document and the first part after it.

@@ -1,6 +1,6 @@
 #pragma once
-// What a layout will cost once a scheduler has evened out its load. Layouts are chosen by this
-// price. Any thread may call the function.
+// The cost of a layout once a scheduler has evened out its load. Layouts are chosen by this price.
+// Any thread may call the function.
 
 #include <cstdint>
 #include <vector>

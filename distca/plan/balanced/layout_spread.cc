@@ -22,9 +22,9 @@ class Spreader {
 
  private:
   struct Swap {
-    Segment hot;   // of the busiest worker
+    Segment hot;   // segment of the busiest worker
     int worker;    // the other one
-    Segment cold;  // there
+    Segment cold;  // segment of the other one
     double score;  // keys more that travel, per key that the busiest sends less
   };
 
@@ -140,7 +140,7 @@ int64_t Spreader::more_read(const Segment& moved, int from, int to) const {
     const int64_t end = holder.rows.end == moved.tokens.end ? moved.tokens.begin : holder.rows.end;
     last_from = std::max(last_from, end);
   }
-  // What a worker reads from others: keys up to its last row, minus what it holds of them.
+  // A worker reads from others the keys up to its last row, minus those that it holds.
   const int64_t before = last_read(moved.document, from) + last_to;
   return last_from + std::max(last_to, moved.tokens.end) - before;
 }

@@ -108,7 +108,7 @@ std::optional<Move> Mover::priced(int receiver, const Range& q) {
   return move;
 }
 
-/// Of equals neither, without even_receives_.
+/// Moves with equal scores have no order without even_receives_.
 bool Mover::goes_before(const Move& a, const Move& b) const {
   return a.score < b.score || (even_receives_ && a.score == b.score &&
                                state_.receive_bytes(a.receiver) < state_.receive_bytes(b.receiver));
@@ -170,7 +170,7 @@ std::optional<Move> Mover::best_move(int donor) {
       consider(receiver, here);
     }
     if (!here) continue;
-    // Of equals, the one of the piece that stands first.
+    // Among equal moves, the one of the piece that stands first is taken.
     const bool first = !best || (!goes_before(*best, *here) && here->index < best->index);
     if (first || goes_before(*here, *best)) best = here;
   }

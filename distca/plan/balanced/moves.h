@@ -70,15 +70,15 @@ class Mover final : public BestFirst {
   void look_at(int donor, size_t index);
   const Offer& offer_of(const Range& q);
   void consider(int receiver, std::optional<Move>& best);
-  bool shed_one_block(int donor);  // false: none helps
+  bool shed_one_block(int donor);  // false if none helps
   std::optional<Move> priced(int receiver, const Range& q);
   double score(double price, int64_t useful) const;
   double least_score(int donor, const Piece& piece) const;
 
   const ShardRows rows_;           // borrows the price from state_
   const int64_t fair_receive_;     // bytes
-  const double least_row_price_;   // of Q and O of a row that is not at home
-  const double least_pair_price_;  // of a pair whose row and keys travel, times the end of these
+  const double least_row_price_;   // price of Q and O of a row that is not at home
+  const double least_pair_price_;  // price of a pair whose row and keys travel, times the keys' end
   const bool whole_keys_;          // no window
   const int64_t crumb_;
   const bool even_receives_;
@@ -90,7 +90,7 @@ class Mover final : public BestFirst {
   // the piece at hand
   int donor_ = 0;
   size_t index_ = 0;
-  std::vector<Offer> offers_;  // the same for all receivers
+  std::vector<Offer> offers_;  // shared by all receivers
 };
 
 }  // namespace distca

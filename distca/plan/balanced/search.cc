@@ -17,8 +17,8 @@ namespace {
 
 struct Tried {
   std::vector<Task> tasks;
-  int64_t overrun = 0;  // of the caps
-  int64_t price = 0;    // of its bytes
+  int64_t overrun = 0;  // bytes above the caps
+  int64_t price = 0;    // price of its bytes
   double highest = 0;   // load over share
 };
 
@@ -30,12 +30,13 @@ int servers_above(const Mover& mover) {
   return count;
 }
 
-/// Of a state that was balanced. caps_first: before anything moved for even load.
+/// The tasks of a balanced state after improvement. With `caps_first`, the caps were respected
+/// before anything moved for even load.
 Tried improved(const PlanRequest& request, const Assignment& state, Mover& mover, bool caps_first) {
   if (servers_above(mover) <= kMostAbove) improve(mover, request.cluster, request.rounds);
   if (!caps_first) {
     respect_caps(mover, request.cluster);
-    mover.balance();  // what caps have moved, within the caps
+    mover.balance();  // evens out the load that caps have moved, within the caps
   }
   if (has_caps(request.cluster)) unstick(mover, request.cluster);
   mover.shed_blocks();

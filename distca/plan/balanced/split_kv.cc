@@ -44,7 +44,7 @@ Figures figures(const PlanRequest& request, const Assignment& state,
   return result;
 }
 
-/// What a layout's tasks are, to be counted.
+/// The assignment of a layout's tasks, to count their loads and bytes.
 Assignment assigned(const PlanRequest& request, const Layout& layout,
                     const std::vector<Task>& tasks) {
   Assignment state(request, layout);
@@ -73,7 +73,7 @@ Assignment divided(const PlanRequest& request, Assignment state) {
   return state;
 }
 
-/// What a state becomes when rectangles are given away until loads are within their bounds.
+/// The state after rectangles are given away until loads are within their bounds.
 Assignment given(const PlanRequest& request, Assignment state) {
   give_rectangles(state, request);
   shed_rectangles(state, request);

@@ -21,9 +21,9 @@ namespace distca {
 /// away. Several caps are tried, and the best result is kept; split-KV alone is one of them.
 ///
 /// The result is no worse than tasks with all their keys, which are made too and counted exactly.
-/// Of the two, those tasks are returned that are closer to the caps. Between equals, the load
-/// bounds decide, then the price of bytes (with options.spread, the bytes of the busiest rank), and
-/// then tasks with all keys are preferred.
+/// The tasks that are closer to the caps are returned. Between equals, the load bounds decide, then
+/// the price of bytes (with options.spread, the bytes of the busiest rank), and then tasks with all
+/// keys are preferred.
 ///
 /// Counts: load as TaskPrice; Q and O of a query once for each server that computes any part of it
 /// away from home, K and V of a key once for each server, at the prices of their links; the caps on

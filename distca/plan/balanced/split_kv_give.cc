@@ -29,7 +29,7 @@ class Giving final : public BestFirst {
   bool shed();
 
  private:
-  static constexpr int64_t kCrumbs = 128;  // of them make a server's load
+  static constexpr int64_t kCrumbs = 128;  // so many crumbs make a server's bound
   static constexpr size_t kForeign = 2;    // receivers tried that know nothing of a document
 
   std::optional<Move> best_move(int donor) override;
@@ -54,7 +54,8 @@ class Giving final : public BestFirst {
   const int64_t window_left_;
   const TaskPrice& price_;
   const double row_per_key_;
-  const double key_price_;                          // of K and V of a token, on the cheaper link
+  /// The price of a token's K and V on the cheaper link.
+  const double key_price_;
   std::vector<int> order_;                          // servers with room, most first, ties by id
   std::vector<std::pair<double, size_t>> outlook_;  // least price per load, index of the piece
 
@@ -79,7 +80,7 @@ Giving::Giving(Assignment& state, const PlanRequest& request)
 }
 
 /// While the first of a move's two servers is placed, the second still lies where it belonged
-/// before, so the first may come to lie wrongly beside it. Plans are made with that order.
+/// before, so the first may get a wrong place relative to it. Plans are made with that order.
 void Giving::note_load(int server) {
   std::erase(order_, server);
   const int64_t left = room(server);
@@ -114,7 +115,7 @@ void Giving::offer(const Range& q, const Range& keys, std::optional<Move>& best)
   if (there.blocked || !state_.within_caps(receiver_, there.received, there.kept)) return;
   if (best && !lower(there.price - saved_, std::min(part.load, excess(donor_)), *best)) return;
   const Rest rest = state_.without(piece_, q, kv);
-  int64_t fall = piece_.load;  // of the donor's load
+  int64_t fall = piece_.load;  // by how much the donor's load falls
   for (const Piece& left : rest.span()) fall -= left.load;
   if (fall <= 0) return;
   const Toll saved = state_.to_shrink(donor_, index_, rest.span());
@@ -154,9 +155,10 @@ double Giving::least_price_per_load() const {
   return key_price_ * (row_per_key_ * std::max(rows, square) + keys) / load;
 }
 
-/// Of the piece at hand: all of it; rows with all keys; all rows with some keys; and a corner, of
-/// the shape that moves the fewest bytes to who has none of them, or as wide as it takes for all
-/// rows to shed the excess: then the donor needs these keys no longer, in the end.
+/// Offers parts of the piece at hand: all of it; rows with all keys; all rows with some keys; and a
+/// corner, of the shape that moves the fewest bytes to a receiver that has none of them, or as wide
+/// as it takes for all rows to shed the excess: then the donor needs these keys no longer, in the
+/// end.
 void Giving::consider(std::optional<Move>& best) {
   const Range q = piece_.q;
   const Range kv = piece_.kv;
@@ -177,7 +179,7 @@ void Giving::consider(std::optional<Move>& best) {
   }
 }
 
-/// What the receiver has as keys or as rows.
+/// Offers parts within the tokens that the receiver has as keys or as rows.
 void Giving::consider_known(const Range& tokens, std::optional<Move>& best) {
   const Range keys = intersect(tokens, piece_.kv);
   if (!keys.empty() && keys != piece_.kv) {

@@ -21,12 +21,12 @@ constexpr double kSpreadShare = 0.08;  // more bytes in all than the cheapest gr
 struct Member {
   int server = 0;
   Piece piece;          // its highest
-  int64_t room = 0;     // of load, without the piece
-  double price = 0;     // of the bytes that the piece needs
+  int64_t room = 0;     // load that it may take, without the piece
+  double price = 0;     // price of the bytes that the piece needs
   int64_t holding = 0;  // mean position of the document's tokens that it holds
 };
 
-/// Of the keys, to one member.
+/// The range of keys that goes to one member.
 struct Stripe {
   const Member* member;
   Range keys;
@@ -225,10 +225,10 @@ void Grouping::price_groups(Division& division) const {
   }
 }
 
-/// Of the groups, in the members' order; 1: alone.
+/// The sizes of the cheapest groups, in the members' order. A member alone has size 1.
 std::vector<size_t> Grouping::cheapest_sizes(const Division& division, double row_weight) const {
   const size_t n = division.members.size();
-  std::vector<double> lowest(n + 1, 0);  // of the members from here on
+  std::vector<double> lowest(n + 1, 0);  // lowest price of the members from here on
   std::vector<size_t> size(n, 1);
   for (size_t first = n; first-- > 0;) {
     lowest[first] = lowest[first + 1] + division.members[first].price;
@@ -298,7 +298,7 @@ int Grouping::busiest() const {
   return rank;
 }
 
-/// Of the ranks that a change of the division's groups can touch.
+/// The most traffic of a rank that a change of the division's groups can touch.
 int64_t Grouping::most_traffic(const Division& division) const {
   int64_t most = 0;
   for (const HomeSegment& home : state_.homes().of(division.document)) {

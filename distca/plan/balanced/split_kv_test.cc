@@ -43,7 +43,8 @@ int64_t bytes(const Plan& plan) {
   return summary.qkv_bytes + summary.o_bytes;
 }
 
-/// What the published planner moves (reference/pitfalls.md), and how much of it ours may.
+/// The bytes that the published planner moves (reference/pitfalls.md), and the share of them that
+/// ours may move.
 struct Case {
   const char* name;
   int64_t original_mib;       // Q, K, V and O

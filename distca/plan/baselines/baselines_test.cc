@@ -1,4 +1,4 @@
-// What `balanced` is compared with: WLB, per-document context parallelism.
+// The baselines that `balanced` is compared with: WLB, per-document context parallelism.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
