@@ -5,10 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstring>
 #include <regex>
-#include <set>
-#include <sstream>
 #include <thread>
 
 #include "distca/base/env.h"
@@ -159,109 +156,6 @@ void check(const BadInput& row, const Result& result) {
   EXPECT_EQ(result.files_left, row.files_left);
 }
 
-/// Returns a pattern of the printed forms of a documented message. Words in capitals, such as
-/// PREFIX, and ... stand for any text, and numbers for any number.
-[[maybe_unused]] std::regex pattern_of(const std::string& documented) {
-  std::string text;
-  for (const char c : documented)
-    text += std::strchr("()[]{}.*+?^$|\\", c) ? fmt::format("\\{}", c) : std::string(1, c);
-  text = std::regex_replace(text, std::regex(R"(\\\.\\\.\\\.)"), ".*");
-  text = std::regex_replace(text, std::regex(R"([A-Z_@]{3,}|\bN\b)"), ".*");
-  text = std::regex_replace(text, std::regex(R"(-?[0-9]([0-9,]|\\\.(?=[0-9]))*)"), "[-+0-9e,.]+");
-  return std::regex(text);
-}
-
-/// Messages of the table Messages in docs/errors.md: the first of each row.
-[[maybe_unused]] std::vector<std::string> documented_messages() {
-  std::istringstream lines(read_file("docs/errors.md"));
-  std::vector<std::string> messages;
-  bool inside = false;
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with("## ")) inside = line == "## Messages";
-    if (!inside || !line.starts_with("| `")) continue;
-    messages.push_back(line.substr(3, line.find('`', 3) - 3));
-  }
-  return messages;
-}
-
-/// Documented messages that have no row.
-const std::set<std::string> kNoRow = {
-    // Only a caller of make_plan gets it.
-    "link between: 0 bytes per microsecond ...",
-    // Need Python's package tokenizers, or one in its place: cli_data_test.py.
-    "FILE line 7: not JSON", "FILE: holds no text",
-    "... has no package tokenizers: install it (pip install tokenizers), ...",
-    "...: no tokenizer_config.json beside it names an eos_token to end documents with: ...",
-    // Need Python's package tensorboard, or one in its place: cli_monitor_test.py, test_monitor.py.
-    "... has no package tensorboard: install it (pip install tensorboard), ...",
-    "DIR: holds the events of another run: name another --tensorboard",
-    // Needs two of them: tokenizer_files_test.cc.
-    "data/a and data/b were made with different tokenizers: ...",
-    // Needs a weight that no run has: hugging_face_writer_test.cc.
-    "NAME has the number -70000, which is too large for float16; ...",
-    // Needs a file of somebody else's in a folder of ours.
-    "FILE: older weights, which cannot be removed: ...",
-    // Depend on the PyTorch of the build.
-    "train.device = cuda: this distca is built with PyTorch 2.13.0+cpu, which has no CUDA: ...",
-    "train.device = cuda: PyTorch 2.13.0+cu130 finds no CUDA device on this machine: ...",
-    // Needs a GPU.
-    "softcap = 50: attention through PyTorch's CUDA operators has none; ...",
-    // Need a GPU: memory_cap_test.cc and device_way_test.cc.
-    "rank 1 would need 93.10 GiB of memory (weights 4.50, ...), its device has 79.10 GiB: ...",
-    "rank 1 ran out of its device's memory in backward layer 3 core_attention of nano-batch 0 "
-    "(CUDA out of memory. ...): ...",
-    // Need NCCL or GPUs: nccl_library_test.cc, local_device_test.cc and nccl_group_test.cc.
-    "comm.backend = nccl with train.device = cpu: NCCL 2.28.9 carries the memory of GPUs only; ...",
-    "comm.backend = nccl: 4 ranks on this machine, and 2 CUDA devices are visible (...): ...",
-    "rank 0 and rank 1 have the same CUDA device: NCCL takes one rank a device; ...",
-    // Need ranks that differ: cli_train_test.cc has the first two.
-    "rank 1 has attention.kernel = cpu-avx2, rank 0 has cpu-avx512: give all ranks the same",
-    "rank 1 has data.prefix = DIR/text (40 documents, ...), rank 0 has ...: give all ranks the "
-    "same",
-    "rank 1 has ATEN_CPU_CAPABILITY = AVX2, rank 0 has AVX512: give all ranks the same",
-    "rank 1 drew other initial weights than rank 0: ...",
-    "rank 1 ended with other weights than rank 0: ...; rank 0's is saved in DIR ...",
-    // Need a fault of ours or of the machine: verify_test.cc makes one.
-    "the gradient of model.layers.1.self_attn.k_proj.weight on 3 workers differs from one worker's "
-    "by 2.3e-07 of its largest value (bound 1e-10)",
-    "rank 1 summed the gradients of 3 workers to other bits than rank 0: ...",
-    // No value that a key may have leads there.
-    "the last update left 3 weights that are not finite; lower optimizer.lr ...",
-    // Needs workers on machines without a shared folder.
-    "parallel.use_distributed_optimizer needs a train.output_dir that all workers see: ...",
-    // Needs two runs: training_files_test.cc.
-    "DIR: another run is writing here: ...",
-    // Needs batches that differ much: plan_request_test.cc.
-    "the batch of step 7: ...",
-    // Need a tokenizer, or a run that goes on: cli_data_test.py, hugging_face_config_test.cc and
-    // checkpoint_saver_test.cc.
-    "FILE: it is Parquet, which is not read here: unpack it",
-    "DIR: no file in it is called *.jsonl; --glob names others",
-    "note: FOLDER/config.json: KEY = false is not known, and taken for a key that is off",
-    "warning: some workers do not see DIR: rank 0 writes all of each checkpoint",
-    // The run goes on.
-    "warning: step 7: plan.max_memory_gib = ... has no room for kept keys: ...",
-    "warning: DIR/metrics.jsonl: cannot be written: ...",
-    "warning: step 7: its checkpoint is not saved: ...",
-    "warning: FILE: ...; the checkpoint before it is looked at",
-    // Need a disk that fills or hangs: run_folder_test.cc has the first.
-    "...; the weights are not saved: the run has no checkpoint, and they are lost",
-    "step 7: rank 1 did not write its part of the checkpoint within checkpoint.grace_s = 600 s",
-    "step 7: rank 0 did not complete the checkpoint within ...",
-    "warning: step 7: its checkpoint is saved, but an older one stays: FILE: ...",
-    // Need a run that goes on, or data that nobody has looked at: resume_test.cc,
-    // bad_tokens_test.cc.
-    "step 7: the gradient norm is not finite; no step since --resume was good, so either the state "
-    "that it went on from is spoilt, ... or a batch is bad, ...; --resume DIR goes on from an "
-    "older "
-    "one",
-    "warning: step 7: the model does not have the ids of 3 tokens: what data.bad_tokens = "
-    "skip_target says is done to them, ...",
-    // No value leads there in a run this short, or not surely: the step before is looked at, too.
-    "...; the weights are not finite either and are not saved",
-    // Its weights are saved, too: training_files_test.cc.
-    "the validation loss is not finite; ..."};
-
 std::string cell(std::string text) {
   std::ranges::replace(text, '\n', ' ');
   return "`" + std::regex_replace(text, std::regex(R"(\|)"), "\\|") + "`";
@@ -281,19 +175,9 @@ TEST(BadInput, each_gets_one_clear_line_and_leaves_the_files_alone) {
   const std::vector<BadInput> rows = all_rows();
   const std::vector<Result> results = run_all(rows);
   if (env_string("DISTCA_PRINT_TABLE")) print(rows, results);
-  std::string seen;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    check(rows[i], results[i]);
-    seen += results[i].outcome.err;
-  }
+  for (size_t i = 0; i < rows.size(); ++i) check(rows[i], results[i]);
 #ifdef DISTCA_WITH_TORCH
   EXPECT_GE(rows.size(), 100u);
-  for (const std::string& message : documented_messages()) {
-    const bool excused = kNoRow.contains(message);
-    EXPECT_NE(std::regex_search(seen, pattern_of(message)), excused)
-        << message << "\nis in docs/errors.md" << (excused ? ", and has" : " and has no")
-        << " row in tests/bad_input_plans.cc or tests/bad_input_runs.cc";
-  }
 #endif
 }
 
