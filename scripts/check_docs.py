@@ -6,8 +6,8 @@ import re
 import test_matrix
 from project import ROOT, files, read, report, tried
 
-README_LINES = 120
-DEMO_BY_LINE = 25
+README_LINES = 100
+DEMO_BY_LINE = 30
 EXAMPLE_LINES = 40
 FILE_ENDINGS = ("safetensors", "jsonl", "json", "toml", "bin", "idx", "cc", "h", "py", "sh", "md")
 
