@@ -12,7 +12,7 @@ from distca import _build
 
 TORCH = ("2.11", "2.13")  # the oldest minor version that is taken, and the newest that was tried
 TRANSFORMERS = ("5.2", "5.24")
-MEGATRON = ("0.16", "0.18")
+MEGATRON = ("0.16", "0.19")
 
 _OLDER = {  # what was seen with an older one
     "PyTorch": "distca does not compile against 2.10, whose c10::Stream has no native_handle",
