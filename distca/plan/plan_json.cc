@@ -188,7 +188,8 @@ Plan plan_from_json(std::string_view json) {
   if (root["format"].text() != kFormat) {
     root["format"].expect(false, fmt::format("\"{}\"", kFormat));
   }
-  root["version"].integer(kVersion, kVersion);
+  root["version"].expect(root["version"].integer(0, kMaxInteger) == kVersion,
+                         fmt::format("{}", kVersion));
   root.only({"format", "version", "document_lengths", "cluster", "shape", "options", "layout",
              "tasks", "load"},
             kVersion);

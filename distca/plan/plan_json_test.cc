@@ -72,7 +72,7 @@ TEST_P(FaultyPlanFile, is_refused_by_the_name_of_the_field) {
 const Fault kFaults[] = {
     {"not_a_plan", "must be an object", [](Json& json) { json = Json::array(); }},
     {"format", "format must be \"distca-plan\"", [](Json& json) { json["format"] = "x"; }},
-    {"version", "version must be an integer in 2 .. 3", [](Json& json) { json["version"] = 1; }},
+    {"version", "version must be 3, not 1", [](Json& json) { json["version"] = 1; }},
     {"no_tasks", "tasks is missing", [](Json& json) { json.erase("tasks"); }},
     {"misspelt", "taskz is not a field", [](Json& json) { json["taskz"] = 1; }},
     {"float", "cluster.num_workers must be an integer",
