@@ -37,6 +37,7 @@ class Ranks:
         spawn = multiprocessing.get_context("spawn")
         self.pipes, self.processes = [], []
         self.late = []  # ranks that had not answered when another one failed: their answers belong to no later test
+        self.ended = ""  # why they were ended before their time
         for rank in range(size):
             ours, theirs = spawn.Pipe()
             process = spawn.Process(target=_serve, args=(theirs, rank, size, self.store.port, sys.path), daemon=True)
@@ -46,6 +47,7 @@ class Ranks:
             self.processes.append(process)
 
     def tell(self, function, *arguments):
+        assert not self.ended, f"the ranks were ended by an earlier test: {self.ended}"
         while self.late:
             self.hear(self.late.pop())
         for pipe in self.pipes:
@@ -53,8 +55,16 @@ class Ranks:
 
     def hear(self, rank):
         """(whether it returned, what it returned or the text of its error)."""
-        assert self.pipes[rank].poll(SECONDS), f"rank {rank} does not answer within {SECONDS} s"
+        if not self.pipes[rank].poll(SECONDS):
+            self.end([rank])
         return self.pipes[rank].recv()
+
+    def end(self, late):
+        """Ends all: what these would still answer is no answer to what a later test asks."""
+        self.ended = f"ranks {late} do not answer within {SECONDS} s"
+        for process in self.processes:
+            process.kill()
+        raise AssertionError(self.ended)
 
     def run(self, function, *arguments):
         """What function(*arguments) returns on each rank. Fails with the first error, for which others may wait in vain."""
@@ -62,7 +72,8 @@ class Ranks:
         self.late, answers = list(range(self.size)), {}
         while self.late:
             ready = multiprocessing.connection.wait([self.pipes[rank] for rank in self.late], SECONDS)
-            assert ready, f"ranks {self.late} do not answer within {SECONDS} s"
+            if not ready:
+                self.end(self.late)
             rank = self.pipes.index(ready[0])
             self.late.remove(rank)
             good, answers[rank] = self.hear(rank)

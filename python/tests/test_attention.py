@@ -160,7 +160,7 @@ def test_a_rank_that_calls_another_layer_is_named(two_ranks, what, line):
 
 def of_a_subgroup():
     rank = dist.get_rank()
-    if rank == 2:
+    if rank == 2 and torch.__version__ < "2.14":  # from there on, new_group itself waits for ever then
         dist.new_group([rank], use_local_synchronization=True)  # it knows more groups than the others
     part = dist.new_group([0, 2])
     if rank == 1:
