@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ _UNUSED = ("plan_ahead: attention was given another cu_seqlens tensor than the o
 _PREPARED = ("plan_ahead: Accelerate's prepare makes another loader of this one, whose batches are planned within their "
              "steps; to plan them ahead, call plan_ahead(accelerator.prepare(loader))")
 _PROGRESS = ("end_of_dataloader", "remainder", "iteration", "dl_state_dict")  # what Accelerate's loaders tell of it
+_threads = weakref.WeakValueDictionary()  # name of a group of ours -> the thread of its loops, while one of them runs
 _END = object()  # in place of a batch where a loader has no more
 
 
@@ -133,10 +135,9 @@ class plan_ahead:  # noqa: N801: it is called like a function
         return [(one, thread.submit(_begin, name, over, one, state, layers), state) for one, state in states]
 
 
-@functools.cache
 def _thread_of(over) -> ThreadPoolExecutor:
-    """One for all loaders of a group: where a loop runs within another, ranks exchange in the order of the program."""
-    return ThreadPoolExecutor(1, "distca-plan")
+    """One for all loops of a group: where a loop runs within another, ranks exchange in the order of the program."""
+    return _threads.setdefault(over, ThreadPoolExecutor(1, "distca-plan"))
 
 
 def _next(batches, tell):

@@ -1,5 +1,7 @@
 """Lengths and plans one batch ahead: the same gradients, nothing planned within the step, errors where they belong."""
 
+import gc
+import threading
 import time
 import warnings
 from unittest import mock
@@ -280,3 +282,23 @@ def evaluates_within():
 def test_a_loop_may_run_within_a_loop(two_ranks):
     assert two_ranks.run(evaluates_within) == [
         [[outer, 5 + rank, 13, "", ""] for outer in (70, 60, 50)] for rank in range(2)]
+
+
+def threads_left():
+    """Those of loops, a moment after one has ended and one was broken off."""
+    trained([cu_seqlens_of([5]), cu_seqlens_of([6])])
+    for one in ours.plan_ahead([cu_seqlens_of([5]), cu_seqlens_of([6])], cu_seqlens=lambda batch: batch):
+        step_of(one)
+        break
+    del one
+    for _ in range(100):
+        gc.collect()  # errors of earlier tests hold the loops in which they were raised
+        left = [thread.name for thread in threading.enumerate() if thread.name.startswith("distca-plan")]
+        if not left:
+            break
+        time.sleep(0.1)
+    return left
+
+
+def test_a_loop_that_has_ended_leaves_no_thread(two_ranks):
+    assert two_ranks.run(threads_left) == [[], []]
