@@ -7,7 +7,7 @@ import test_matrix
 from project import ROOT, files, read, report, tried
 
 README_LINES = 100
-DEMO_BY_LINE = 30
+DEMO_BY_LINE = 25
 EXAMPLE_LINES = 40
 FILE_ENDINGS = ("safetensors", "jsonl", "json", "toml", "bin", "idx", "cc", "h", "py", "sh", "md")
 
