@@ -11,12 +11,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace distca {
+#include "distca/base/device_facts.h"
 
-struct DeviceFacts {
-  int64_t bytes = 0;  // the size of its memory, free or in use
-  int64_t multiprocessors = 0;
-};
+namespace distca {
 
 /// Functions of libcuda.so.1. Each returns 0, or an error. Devices are counted from 0 among those
 /// that CUDA_VISIBLE_DEVICES shows.

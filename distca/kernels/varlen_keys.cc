@@ -181,6 +181,15 @@ bool keys_are_consecutive(std::span<const KeyRange> keys) {
   return true;
 }
 
+bool is_fused(const Shape& shape, ScalarType type, const Task& task) {
+  constexpr int64_t kMostOperatorHeadDim = 256;
+  const bool fits =
+      shape.head_dim_qk == shape.head_dim_v && shape.head_dim_qk <= kMostOperatorHeadDim;
+  if (!fits || !keys_are_consecutive(task.keys)) return false;
+  return type == ScalarType::kBFloat16 ||
+         (type == ScalarType::kFloat32 && task.mask.window_left < 0);
+}
+
 std::vector<VarlenPart> cut_tasks(std::span<const Task> tasks) {
   std::vector<VarlenPart> parts;
   for (size_t i = 0; i < tasks.size(); ++i) cut_task(i, tasks[i], parts);

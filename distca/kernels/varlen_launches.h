@@ -74,6 +74,10 @@ std::vector<bool> aligned_keys(ScalarType type, const TaskList& list);
 /// them.
 bool keys_are_consecutive(std::span<const KeyRange> keys);
 
+/// Returns true if one of ATen's fused operators computes the task on a CUDA device
+/// (runtime/cuda_attention.h says which).
+bool is_fused(const Shape& shape, ScalarType type, const Task& task);
+
 /// Keys of the list, and the rows [row, row + keys.tokens) in which a launch has them.
 struct PlacedKeys {
   KeyRange keys;

@@ -89,12 +89,6 @@ struct Llama::State {
   }
 };
 
-WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage, Masters masters) {
-  const int64_t master = config.dtype == ScalarType::kFloat64 ? 8 : 4;
-  return weight_offsets(weight_table(config, stage),
-                        masters == Masters::kHere ? master : element_bytes(config.dtype), master);
-}
-
 at::Tensor initial_weight(const Weight& weight, uint64_t seed) {
   const at::Tensor value = at::empty(weight.shape, at::kFloat);
   const std::span all(value.data_ptr<float>(), static_cast<size_t>(value.numel()));

@@ -35,15 +35,6 @@ class Tensor;
 
 namespace distca {
 
-/// The place where the weights are kept in full precision.
-enum class Masters : uint8_t {
-  kHere,       // the parameters are the masters
-  kElsewhere,  // matrices are in `dtype` and norms in the masters' type
-};
-
-/// The bytes of an element of the parameters of a model's stage, and where they lie.
-WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage, Masters masters);
-
 /// The initial value of a weight, drawn in fp32 on the CPU from (seed, name): the same on every
 /// rank, machine and device, for every dtype and number of threads.
 at::Tensor initial_weight(const Weight& weight, uint64_t seed);

@@ -152,4 +152,10 @@ int64_t WeightOffsets::of(int64_t element) const {
   return begins[weight] + (element - layout.begins[weight]) * element_bytes[weight];
 }
 
+WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage, Masters masters) {
+  const int64_t master = config.dtype == ScalarType::kFloat64 ? 8 : 4;
+  return weight_offsets(weight_table(config, stage),
+                        masters == Masters::kHere ? master : element_bytes(config.dtype), master);
+}
+
 }  // namespace distca

@@ -96,4 +96,13 @@ struct WeightOffsets {
 WeightOffsets weight_offsets(const std::vector<Weight>& weights, int64_t matrix_bytes,
                              int64_t norm_bytes);
 
+/// The place where the weights are kept in full precision.
+enum class Masters : uint8_t {
+  kHere,       // the parameters are the masters
+  kElsewhere,  // matrices are in `dtype` and norms in the masters' type
+};
+
+/// The bytes of an element of the parameters of a model's stage, and where they lie.
+WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage, Masters masters);
+
 }  // namespace distca

@@ -14,7 +14,7 @@
 #include "distca/kernels/attention.h"
 #include "distca/kernels/cpu/isa.h"
 #include "distca/kernels/cpu/thread_pool.h"
-#include "distca/runtime/kernel_choice.h"
+#include "distca/kernels/kernel_choice.h"
 
 namespace distca {
 

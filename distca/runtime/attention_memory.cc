@@ -1,12 +1,9 @@
 #include "distca/runtime/attention_memory.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 
 #include "distca/kernels/varlen_launches.h"
-#include "distca/runtime/cuda_attention.h"
-#include "distca/runtime/layer_attention.h"
+#include "distca/runtime/task_lists.h"
 
 namespace distca {
 
@@ -15,13 +12,13 @@ AttentionMemory cuda_attention_memory(const AttentionExchange& exchange,
                                       const kernels::FlashDevice& device) {
   AttentionMemory memory{};
   const size_t buffers = exchange.rows.receives.size() + 1;  // the first one is local
-  ExchangeTasks sets = kernel_tasks(exchange);
+  std::array<TaskLists, kNumTaskSets> sets = task_lists(exchange);
   for (size_t set = 0; set < kNumTaskSets; ++set) {
-    KernelTasks& tasks = sets[set];
+    TaskLists& tasks = sets[set];
     for (kernels::TaskList* list : {&tasks.whole, &tasks.partial, &tasks.backward}) {
       list->keys.resize(buffers);
       std::erase_if(list->tasks, [&](const kernels::Task& task) {
-        return !is_fused(shape, type, task);  // these take the matmul path
+        return !kernels::is_fused(shape, type, task);  // these take the matmul path
       });
     }
     memory[set] = {std::max(kernels::varlen_forward_memory(shape, type, tasks.whole),

@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <array>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "distca/comm/as_on_device.h"
@@ -59,40 +61,13 @@ void set_buffers(const HomeRows& home, const ServedRows& served, kernels::TaskLi
   }
 }
 
-kernels::Task kernel_task(const ServerTask& task, int64_t window_left) {
-  kernels::Task result{.query_buffer = task.q.buffer,
-                       .q_row = task.q.row,
-                       .q_tokens = task.q.tokens,
-                       .q_position = task.q.position,
-                       .mask = {.causal = true, .window_left = window_left}};
-  result.keys.reserve(task.kv.size());
-  for (const BufferRows& rows : task.kv) {
-    result.keys.push_back({rows.buffer, rows.row, rows.tokens, rows.position});
-  }
-  return result;
-}
-
 }  // namespace
 
 ExchangeTasks kernel_tasks(const AttentionExchange& exchange) {
+  std::array<TaskLists, kNumTaskSets> lists = task_lists(exchange);
   ExchangeTasks result;
-  for (size_t set = 0; set < kNumTaskSets; ++set) {
-    auto& [whole, partial, backward, partial_tasks, of_whole, of_partial, of_backward] =
-        result[set];
-    for (const int32_t i : exchange.tasks[set]) {
-      const ServerTask& server_task = exchange.rows.tasks[i];
-      kernels::Task task = kernel_task(server_task, exchange.shape.window_left);
-      backward.tasks.push_back(task);
-      if (!server_task.partial) {
-        whole.tasks.push_back(std::move(task));
-        continue;
-      }
-      task.query_buffer = static_cast<int64_t>(partial.tasks.size());
-      task.q_row = 0;
-      partial.tasks.push_back(std::move(task));
-      partial_tasks.push_back(i);
-    }
-  }
+  for (size_t set = 0; set < kNumTaskSets; ++set)
+    static_cast<TaskLists&>(result[set]) = std::move(lists[set]);
   return result;
 }
 
@@ -127,8 +102,8 @@ void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
     served.qkv = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
     served.o = with_homes(exchange, Content::kO, layer.of(BufferRole::kOOut));
   }
-  auto& [whole, partial, backward, partial_tasks, of_whole, of_partial, of_backward] =
-      layer.tasks[static_cast<size_t>(set)];
+  KernelTasks& tasks = layer.tasks[static_cast<size_t>(set)];
+  auto& [whole, partial, backward, partial_tasks] = static_cast<TaskLists&>(tasks);
   set_buffers(layer.home, served, whole);
   partial.queries.clear();
   partial.keys = whole.keys;
@@ -146,8 +121,8 @@ void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
                                .o = rows_of(o),
                                .lse = rows_of(lse)});
   }
-  bytes_.copied += kernel_.forward(type_, whole, &of_whole);
-  bytes_.copied += kernel_.forward(accumulator_, partial, &of_partial);
+  bytes_.copied += kernel_.forward(type_, whole, &tasks.whole_launches);
+  bytes_.copied += kernel_.forward(accumulator_, partial, &tasks.partial_launches);
   if (!away) return;
   for (const RowMerge& rows : exchange.rows.merges) {
     if (rows.buffer == 0) continue;  // parts of it may be elsewhere

@@ -19,8 +19,6 @@ using kernels::Task;
 using kernels::TaskList;
 using kernels::VarlenLaunch;
 
-constexpr int64_t kMostHeadDim = 256;
-
 // --- FlashAttention ------------------------------------------------------------------------------
 
 class FlashOperator final : public VarlenOperator {
@@ -167,14 +165,10 @@ class EfficientOperator final : public VarlenOperator {
 
 // --- choice --------------------------------------------------------------------------------------
 
-bool fits_operators(const Shape& shape) {
-  return shape.head_dim_qk == shape.head_dim_v && shape.head_dim_qk <= kMostHeadDim;
-}
-
 /// Where a softcap is to be refused, not.
 bool all_fused(const Shape& shape, ScalarType type, const TaskList& list) {
   return shape.softcap == 0 && std::ranges::all_of(list.tasks, [&](const Task& task) {
-           return is_fused(shape, type, task);
+           return kernels::is_fused(shape, type, task);
          });
 }
 
@@ -182,7 +176,7 @@ struct Divided {
   Divided(const Shape& shape, ScalarType type, const TaskList& list)
       : fused{list.queries, list.keys}, others{list.queries, list.keys} {
     for (const Task& task : list.tasks) {
-      (is_fused(shape, type, task) ? fused : others).tasks.push_back(task);
+      (kernels::is_fused(shape, type, task) ? fused : others).tasks.push_back(task);
     }
   }
   TaskList fused;
@@ -190,12 +184,6 @@ struct Divided {
 };
 
 }  // namespace
-
-bool is_fused(const Shape& shape, ScalarType type, const Task& task) {
-  if (!fits_operators(shape) || !kernels::keys_are_consecutive(task.keys)) return false;
-  return type == ScalarType::kBFloat16 ||
-         (type == ScalarType::kFloat32 && task.mask.window_left < 0);
-}
 
 std::unique_ptr<VarlenOperator> fused_operator(const Shape& shape, ScalarType type) {
   if (type == ScalarType::kBFloat16) return std::make_unique<FlashOperator>(shape.softmax_scale);

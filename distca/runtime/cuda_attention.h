@@ -30,9 +30,6 @@ namespace distca {
 class TaskLaunches;
 class VarlenOperator;
 
-/// Returns true if a fused operator computes the task.
-bool is_fused(const kernels::Shape& shape, ScalarType type, const kernels::Task& task);
-
 /// Makes the operator for the tasks that are fused: FlashAttention in bf16, efficient attention in
 /// fp32 (runtime/varlen_attention.h).
 std::unique_ptr<VarlenOperator> fused_operator(const kernels::Shape& shape, ScalarType type);

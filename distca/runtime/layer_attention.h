@@ -17,6 +17,7 @@
 #include "distca/runtime/core_attention.h"
 #include "distca/runtime/message_rows.h"
 #include "distca/runtime/task_launches.h"
+#include "distca/runtime/task_lists.h"
 
 namespace distca {
 
@@ -42,13 +43,9 @@ struct Round {
   std::vector<at::Tensor> partials;  // [2 x tasks] O and LSE of the tasks that are partial
 };
 
-/// The tasks of one set of an exchange as kernels take them. They are made once for all layers. The
-/// buffers of the lists are set before each call.
-struct KernelTasks {
-  kernels::TaskList whole;             // forward: tasks whose O and LSE are the rows' own
-  kernels::TaskList partial;           // forward: tasks whose O and LSE are parts of merges
-  kernels::TaskList backward;          // all tasks
-  std::vector<int32_t> partial_tasks;  // [partial.tasks] the index in rows.tasks
+/// The tasks of one set of an exchange. They are made once for all layers. The buffers of the lists
+/// are set before each call.
+struct KernelTasks : TaskLists {
   TaskLaunches whole_launches{}, partial_launches{}, backward_launches{};  // for the three lists
 };
 using ExchangeTasks = std::array<KernelTasks, kNumTaskSets>;  // [TaskSet]

@@ -5,15 +5,13 @@
 //     set_up_process(config);
 //     // start the ranks, each of which calls train()
 
-#include <filesystem>
-#include <string>
+#include <cstdint>
 #include <vector>
 
-#include "distca/batch/batch_stream.h"
+#include "distca/comm/communicator.h"
 #include "distca/comm/device_facts.h"
 #include "distca/train/config.h"
 #include "distca/train/memory.h"
-#include "distca/train/plan_request.h"
 
 namespace distca {
 
@@ -27,27 +25,12 @@ int64_t check_run(const Config& config, int num_workers, LocalRanks local,
 /// Checks the run with the devices that this process sees, on the CPU with none.
 int64_t check_run(const Config& config, int num_workers, LocalRanks local);
 
-/// The batches that a run trains on, of data that it checks. Throws Error(kConfig) if data.prefix
-/// is not set, and Error(kData). To be planned only, documents need no more than their lengths:
-/// `lengths`, a JSON list of tokens, then counts in place of data.prefix.
-BatchStream checked_batches(const Config& config, const std::filesystem::path& lengths = {});
-
-/// Batches by whose plans a run's memory is predicted.
-struct PlannedAhead {
-  std::vector<BatchPlan> plans;  // [batches] at least one
-  std::string words;             // their name, such as "the first 8 batches of data/stdlib"
-  Batch first;                   // the batch of the first plans
-};
-
-/// Checks a run that is only to be looked at (train/dry_run.h), and plans its first batches. Data
-/// are read if `lengths` is given or data.prefix names what is there; otherwise all documents are
-/// taken to have batch.max_document_tokens tokens. No run is refused for its memory or for a GPU
-/// that is not here, and train.trace is not tried, since that writes.
-PlannedAhead check_dry_run(const Config& config, int num_workers,
-                           const std::filesystem::path& lengths);
-
 /// Sets what PyTorch has only once for a process (train.deterministic). Call it before the ranks of
 /// the process train.
 void set_up_process(const Config& config);
+
+/// The configuration with the smallest cap of all ranks, or none if a rank has none. All ranks
+/// call it together.
+Config with_device_cap(const Config& config, Communicator& comm, int64_t own_cap);
 
 }  // namespace distca

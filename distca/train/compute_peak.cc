@@ -53,7 +53,7 @@ int64_t deterministic_probe_tokens(const Config& config) {
   const kernels::Task task{.q_tokens = 1,
                            .keys = {{.tokens = 1}},
                            .mask = {.window_left = least_window > 0 ? least_window - 1 : -1}};
-  if (!is_fused(kernel_request(config).shape, config.model.dtype, task)) return 0;
+  if (!kernels::is_fused(kernel_request(config).shape, config.model.dtype, task)) return 0;
   return std::min({kMostTokens, config.batch.max_document_tokens, config.batch.nano_batch_tokens});
 }
 

@@ -7,19 +7,9 @@
 
 #include "distca/comm/communicator.h"
 #include "distca/train/config.h"
+#include "distca/train/run_summary.h"
 
 namespace distca {
-
-/// The measured peak.
-struct ComputePeak {
-  /// FLOP/s of all ranks together, measured while all of them work at the same time. Ranks that
-  /// share cores do not count twice.
-  double flops_per_s = 0;
-  std::string of;  // the measured operations, such as "bfloat16 matrix products"
-  /// The time of attention's backward with deterministic operators over that without
-  /// (runtime/deterministic_price.h). Only rank 0 measures it. 0 means that it is not measured.
-  double deterministic_times = 0;
-};
 
 /// Tokens of the document with which rank 0 measures what deterministic attention costs, before the
 /// others go on. 0 means that it does not measure it.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 
 #include "distca/base/error.h"
@@ -15,7 +16,6 @@
 #include "distca/plan/scheduler.h"
 #include "distca/train/bad_tokens.h"
 #include "distca/train/model_from.h"
-#include "distca/train/plan_request.h"
 #include "distca/train/run_grid.h"
 #include "distca/train/unknown_key.h"
 
@@ -278,6 +278,23 @@ void finish(Config& config, const std::vector<ConfigKey>& keys) {
 }
 
 }  // namespace
+
+std::vector<int64_t> given_capacities(const Config::Servers& servers) {
+  std::vector<int64_t> capacities;
+  const std::string& text = servers.capacity;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    int64_t capacity = -1;
+    const auto [stop, fault] = std::from_chars(text.data() + begin, text.data() + end, capacity);
+    DISTCA_THROW_IF(
+        fault != std::errc() || stop != text.data() + end || capacity < 0 || end + 1 == text.size(),
+        ErrorKind::kConfig,
+        "servers.capacity = {}: whole numbers from 0, one a server, as 60,40,100", text);
+    capacities.push_back(capacity);
+    begin = end + 1;
+  }
+  return capacities;
+}
 
 int num_ranks(const Config& config, int num_workers) {
   return num_workers + static_cast<int>(config.servers.dedicated);

@@ -19,15 +19,15 @@
 #include <variant>
 #include <vector>
 
+#include "distca/base/comm_options.h"
 #include "distca/batch/batch_stream.h"
-#include "distca/comm/communicator.h"
 #include "distca/cost/attention_profile.h"
-#include "distca/model/llama.h"
+#include "distca/kernels/kernel_choice.h"
+#include "distca/model/llama_config.h"
 #include "distca/plan/pipeline_plan.h"
 #include "distca/plan/plan.h"
 #include "distca/program/overlap.h"
 #include "distca/program/pipeline_parts.h"
-#include "distca/runtime/kernel_choice.h"
 
 namespace distca {
 
@@ -195,6 +195,9 @@ struct ConfigKey {
 
 /// All keys in the order in which they are printed, with pointers into `config`.
 std::vector<ConfigKey> config_keys(Config& config);
+
+/// servers.capacity as numbers; empty if capacities are to be derived. Throws Error(kConfig).
+std::vector<int64_t> given_capacities(const Config::Servers& servers);
 
 /// The number of ranks that run together: the workers, then the dedicated servers.
 int num_ranks(const Config& config, int num_workers);

@@ -15,7 +15,7 @@
 #include "distca/train/config.h"
 #include "distca/train/memory.h"
 #include "distca/train/memory_peak.h"
-#include "distca/train/metrics.h"
+#include "distca/train/plan_figures.h"
 
 namespace distca {
 

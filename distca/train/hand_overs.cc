@@ -7,12 +7,9 @@
 
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
+#include "distca/train/step_program.h"
 
 namespace distca {
-
-int64_t hand_over_bytes(const LlamaConfig& model, int64_t tokens) {
-  return tokens * model.hidden_size * element_bytes(model.dtype);
-}
 
 HandOvers::HandOvers(const Program& program, const ExchangeBuffers& buffers, Communicator& comm,
                      const LlamaConfig& model)

@@ -25,9 +25,6 @@ class Tensor;
 
 namespace distca {
 
-/// The bytes of so many tokens' rows, for hand_over_messages (program/pipeline_order.h).
-int64_t hand_over_bytes(const LlamaConfig& model, int64_t tokens);
-
 class HandOvers {
  public:
   /// Borrows all of them but the model's shape. The buffers must have been prepared for the

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "distca/comm/device_facts.h"
+#include "distca/base/device_facts.h"
 #include "distca/train/config.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/run_grid.h"

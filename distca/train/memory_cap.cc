@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "distca/base/integers.h"
-#include "distca/comm/collectives.h"
 #include "distca/train/batch_programs.h"
 #include "distca/train/memory_peak.h"
 
@@ -43,14 +42,6 @@ int64_t device_cap(const Config& config, const BatchPlan& plans, int num_workers
 
 std::string device_cap_words(int64_t bytes) {
   return fmt::format("{:g} GiB", static_cast<double>(bytes) / 0x1p30);
-}
-
-Config with_device_cap(const Config& config, Communicator& comm, int64_t own_cap) {
-  Config capped = config;
-  if (!takes_device_cap(config)) return capped;
-  capped.device_cap_bytes =
-      std::ranges::min(all_gather(comm, own_cap, "agreeing on the devices' memory"));
-  return capped;
 }
 
 }  // namespace distca

@@ -5,16 +5,15 @@
 // records it. It only decides whether exchange.keys = auto keeps keys; no batch is refused for it.
 //
 //     const int64_t own = device_cap(config, plans, num_workers, local, visible_devices());
-//     const Config capped = with_device_cap(config, comm, own);  // on all ranks
+//     const Config capped = with_device_cap(config, comm, own);  // train/check_run.h
 //
-// Thread rule: any thread; with_device_cap() as the communicator.
+// Any thread may call the functions.
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "distca/comm/communicator.h"
-#include "distca/comm/device_facts.h"
+#include "distca/base/device_facts.h"
 #include "distca/train/config.h"
 #include "distca/train/memory.h"
 #include "distca/train/plan_request.h"
@@ -42,9 +41,5 @@ int64_t device_cap(const Config& config, const BatchPlan& plans, int num_workers
 
 /// Returns words such as "61.25 GiB".
 std::string device_cap_words(int64_t bytes);
-
-/// The configuration with the smallest cap of all ranks, or none if a rank has none. All ranks
-/// call it together.
-Config with_device_cap(const Config& config, Communicator& comm, int64_t own_cap);
 
 }  // namespace distca

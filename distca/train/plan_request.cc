@@ -94,23 +94,6 @@ int64_t room_beside(const std::vector<RankMemory>& memory, const Plan& plan, int
 
 }  // namespace
 
-std::vector<int64_t> given_capacities(const Config::Servers& servers) {
-  std::vector<int64_t> capacities;
-  const std::string& text = servers.capacity;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    int64_t capacity = -1;
-    const auto [stop, fault] = std::from_chars(text.data() + begin, text.data() + end, capacity);
-    DISTCA_THROW_IF(
-        fault != std::errc() || stop != text.data() + end || capacity < 0 || end + 1 == text.size(),
-        ErrorKind::kConfig,
-        "servers.capacity = {}: whole numbers from 0, one a server, as 60,40,100", text);
-    capacities.push_back(capacity);
-    begin = end + 1;
-  }
-  return capacities;
-}
-
 std::vector<int64_t> checked_capacities(const Config& config, int num_workers) {
   std::vector<int64_t> given = given_capacities(config.servers);
   DISTCA_THROW_IF(

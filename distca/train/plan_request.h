@@ -16,9 +16,6 @@
 
 namespace distca {
 
-/// servers.capacity as numbers; empty if capacities are to be derived. Throws Error(kConfig).
-std::vector<int64_t> given_capacities(const Config::Servers& servers);
-
 /// Returns given_capacities() for a run of so many workers. Throws Error(kConfig), too, if they are
 /// those of another number of ranks.
 std::vector<int64_t> checked_capacities(const Config& config, int num_workers);

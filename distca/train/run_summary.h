@@ -9,12 +9,22 @@
 
 #include "distca/batch/corpus_statistics.h"
 #include "distca/batch/data_blend.h"
-#include "distca/train/compute_peak.h"
 #include "distca/train/config.h"
 #include "distca/train/metrics.h"
 #include "distca/train/run_grid.h"
 
 namespace distca {
+
+/// The peak that train/compute_peak.h measures before the first step.
+struct ComputePeak {
+  /// FLOP/s of all ranks together, measured while all of them work at the same time. Ranks that
+  /// share cores do not count twice.
+  double flops_per_s = 0;
+  std::string of;  // the measured operations, such as "bfloat16 matrix products"
+  /// The time of attention's backward with deterministic operators over that without
+  /// (runtime/deterministic_price.h). Only rank 0 measures it. 0 means that it is not measured.
+  double deterministic_times = 0;
+};
 
 /// Sums over the steps of a run. add() keeps them; the trainer sets `num_workers`,
 /// `goes_on_after`, `last`, `metrics_missing` and `trace`. A step without targets has no loss.

@@ -1,4 +1,4 @@
-#include "distca/runtime/kernel_choice.h"
+#include "distca/kernels/kernel_choice.h"
 
 #include <fmt/format.h>
 

@@ -1,0 +1,14 @@
+#pragma once
+// What is known of a CUDA device before anything runs on it. A plain value; comm/device_facts.h
+// asks the driver.
+
+#include <cstdint>
+
+namespace distca {
+
+struct DeviceFacts {
+  int64_t bytes = 0;  // the size of its memory, free or in use
+  int64_t multiprocessors = 0;
+};
+
+}  // namespace distca
