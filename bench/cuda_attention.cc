@@ -30,9 +30,9 @@
 #include "distca/cost/attention_profile.h"
 #include "distca/runtime/aten_attention.h"
 #include "distca/runtime/attention_tensors.h"
-#include "distca/runtime/cuda_attention.h"
-#include "distca/runtime/task_launches.h"
-#include "distca/runtime/varlen_attention.h"
+#include "distca/runtime/cuda/cuda_attention.h"
+#include "distca/runtime/cuda/task_launches.h"
+#include "distca/runtime/cuda/varlen_attention.h"
 
 namespace distca::bench {
 namespace {

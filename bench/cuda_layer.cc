@@ -24,10 +24,10 @@
 #include "distca/comm/device_copy.h"
 #include "distca/comm/device_stream.h"
 #include "distca/comm/thread_group.h"
+#include "distca/forecast/plan_request.h"
 #include "distca/plan/exchange.h"
 #include "distca/plan/scheduler.h"
 #include "distca/runtime/operator_count.h"
-#include "distca/train/plan_request.h"
 #include "distca/train/step.h"
 
 namespace distca::bench {

@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include "distca/base/error.h"
+#include "distca/config/config.h"
 #include "distca/model/weights_file.h"
-#include "distca/train/config.h"
 
 namespace distca::bench {
 namespace {

@@ -14,7 +14,7 @@
 #include "bench/timing.h"
 #include "distca/base/clock.h"
 #include "distca/cost/finish_time.h"
-#include "distca/plan/pipeline_plan.h"
+#include "distca/plan/pipeline/pipeline_plan.h"
 #include "distca/plan/plan_batch_input.h"
 #include "distca/plan/plan_summary.h"
 #include "distca/plan/sample_workloads.h"

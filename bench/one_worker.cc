@@ -6,7 +6,7 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/scalar_type.h"
-#include "distca/train/data_split.h"
+#include "distca/forecast/data_split.h"
 
 namespace distca::bench {
 namespace {

@@ -10,7 +10,7 @@
 #include "distca/base/json.h"
 #include "distca/batch/data_blend.h"
 #include "distca/comm/communicator.h"
-#include "distca/train/config.h"
+#include "distca/config/config.h"
 #include "distca/train/optimizer.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/step.h"

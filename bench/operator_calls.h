@@ -11,7 +11,7 @@
 #include <functional>
 #include <vector>
 
-#include "distca/runtime/varlen_attention.h"
+#include "distca/runtime/cuda/varlen_attention.h"
 
 namespace distca::bench {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "bench/step_figures.h"
-#include "distca/plan/pipeline_time.h"
+#include "distca/plan/pipeline/pipeline_time.h"
 #include "distca/program/pipeline_parts.h"
 #include "distca/program/program.h"
 

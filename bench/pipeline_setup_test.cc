@@ -6,7 +6,7 @@
 #include <numeric>
 #include <set>
 
-#include "distca/program/validate.h"
+#include "distca/program/validate/validate.h"
 
 namespace distca::bench {
 namespace {

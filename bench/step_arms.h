@@ -11,12 +11,12 @@
 
 #include "bench/step_figures.h"
 #include "distca/comm/communicator.h"
+#include "distca/config/config.h"
 #include "distca/cost/attention_profile.h"
 #include "distca/cost/speed_meter.h"
 #include "distca/model/llama.h"
 #include "distca/plan/layer_time.h"
 #include "distca/plan/plan.h"
-#include "distca/train/config.h"
 #include "distca/train/optimizer.h"
 #include "distca/train/step.h"
 

@@ -15,8 +15,8 @@
 #include "distca/comm/collectives.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/kernels/cpu/peak.h"
+#include "distca/report/metrics.h"
 #include "distca/train/bandwidth.h"
-#include "distca/train/metrics.h"
 
 namespace distca::bench {
 namespace {

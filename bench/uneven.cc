@@ -20,8 +20,8 @@
 #include "bench/step_figures.h"
 #include "bench/worker_ranks.h"
 #include "distca/comm/collectives.h"
-#include "distca/train/metrics.h"
-#include "distca/train/plan_request.h"
+#include "distca/forecast/plan_request.h"
+#include "distca/report/metrics.h"
 
 namespace distca::bench {
 namespace {

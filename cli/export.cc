@@ -19,7 +19,7 @@
 #include "distca/checkpoint/reader.h"
 #include "distca/checkpoint/safetensors.h"
 #include "distca/model/hugging_face.h"
-#include "distca/train/run_folder.h"
+#include "distca/report/run_folder.h"
 
 namespace distca::cli {
 namespace {

@@ -92,7 +92,7 @@ void flush_stdout() {
 
 #ifdef DISTCA_TORCH_PROGRAM
 /// This process goes on as the program with PyTorch, with the same words.
-[[noreturn]] void become_torch_program(char** argv) {
+[[noreturn]] int become_torch_program(char** argv) {
   const std::filesystem::path program =
       std::filesystem::read_symlink("/proc/self/exe").replace_filename(DISTCA_TORCH_PROGRAM);
   execv(program.c_str(), argv);
@@ -110,13 +110,7 @@ int run(int argc, char** argv) {
   app.footer("Try:  distca data prepare --text docs --tokenizer byte --out data/docs");
   app.formatter(std::make_shared<distca::cli::HelpFormatter>());
   distca::cli::add_data(app);
-#if defined(DISTCA_WITH_TORCH)
-  distca::cli::add_plan(app, distca::cli::print_plan_of_config);
-#elif defined(DISTCA_TORCH_PROGRAM)
-  distca::cli::add_plan(app, [argv](const auto&) { become_torch_program(argv); });
-#else
-  distca::cli::add_plan(app, nullptr);
-#endif
+  distca::cli::add_plan(app);
   distca::cli::add_trace(app);
   distca::cli::add_checkpoint(app);
   distca::cli::add_export(app);
@@ -125,8 +119,18 @@ int run(int argc, char** argv) {
 #ifdef DISTCA_WITH_TORCH
   distca::cli::add_generate(app);
   distca::cli::add_profile(app);
-  distca::cli::add_train(app, &exit_code);
+  distca::cli::add_train(app, &exit_code, distca::cli::run_train);
   distca::cli::add_verify(app);
+#endif
+#if defined(DISTCA_TORCH_PROGRAM)
+  distca::cli::add_train(app, &exit_code,
+                         [argv](const auto&, const auto&) { return become_torch_program(argv); });
+#elif !defined(DISTCA_WITH_TORCH)
+  distca::cli::add_train(app, &exit_code, [](const auto&, const auto&) -> int {
+    throw distca::Error(distca::ErrorKind::kUsage,
+                        "train: this distca is built without PyTorch: it takes --dry-run and "
+                        "--print-config, and trains nothing");
+  });
 #endif
 #ifdef DISTCA_TORCH_PROGRAM
   const auto is_meant = [&](const CLI::App* verb) { return verb->get_name() == argv[1]; };

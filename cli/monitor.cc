@@ -15,8 +15,8 @@
 #include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
-#include "distca/train/progress.h"
-#include "distca/train/run_follower.h"
+#include "distca/report/progress.h"
+#include "distca/report/run_follower.h"
 
 namespace distca::cli {
 namespace {

@@ -11,6 +11,7 @@
 
 #include "cli/options.h"
 #include "cli/plan_arguments.h"
+#include "cli/plan_config.h"
 #include "cli/plan_pipeline.h"
 #include "cli/plan_report.h"
 #include "cli/planned.h"
@@ -18,7 +19,7 @@
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/program/overlap.h"
-#include "distca/program/validate.h"
+#include "distca/program/validate/validate.h"
 
 namespace distca::cli {
 namespace {
@@ -187,8 +188,7 @@ struct Companions {
 /// The options with which a configuration is planned.
 class ConfigOptions {
  public:
-  ConfigOptions(CLI::App& verb, PlanOfConfig plan) : verb_(verb), plan_(std::move(plan)) {
-    if (!plan_) return;
+  explicit ConfigOptions(CLI::App& verb) : verb_(verb) {
     config_ =
         verb.add_option("--config", asked_->config,
                         "A configuration of distca train: plans what that runs in step "
@@ -204,7 +204,6 @@ class ConfigOptions {
   /// Plans the configuration and returns true, if --config was given. Throws Error(kUsage) for
   /// options that would be ignored.
   bool plan(const PlanArguments& arguments) const {
-    if (!plan_) return false;
     if (config_->count() == 0) {
       for (const CLI::Option* option : {words_, step_}) {
         DISTCA_THROW_IF(option->count() > 0, ErrorKind::kUsage,
@@ -225,20 +224,19 @@ class ConfigOptions {
     asked_->lengths = arguments.lengths;
     asked_->as_json = arguments.summary_json;
     asked_->compare = arguments.compare;
-    plan_(*asked_);
+    print_plan_of_config(*asked_);
     return true;
   }
 
  private:
   CLI::App& verb_;
-  PlanOfConfig plan_;
   std::shared_ptr<ConfigToPlan> asked_ = std::make_shared<ConfigToPlan>();  // outlives copies
   CLI::Option *config_ = nullptr, *words_ = nullptr, *step_ = nullptr;
 };
 
 }  // namespace
 
-void add_plan(CLI::App& app, PlanOfConfig of_config) {
+void add_plan(CLI::App& app) {
   auto arguments = std::make_shared<PlanArguments>();
   CLI::App* verb = app.add_subcommand("plan", "How a nano-batch would be laid out and balanced");
   add_plan_options(*verb, *arguments);
@@ -259,7 +257,7 @@ void add_plan(CLI::App& app, PlanOfConfig of_config) {
   verb->add_flag("--json", arguments->json, "Print the plan as JSON (docs/plan_format.md)");
   verb->add_flag("--summary-json", arguments->summary_json, "Print the figures as one JSON object");
   verb->add_option("--out", arguments->out, "Write the plan as JSON to this file");
-  const ConfigOptions of_training(*verb, std::move(of_config));
+  const ConfigOptions of_training(*verb);
   verb->footer(
       "With --config alone: the plans of a training, as distca plan --config configs/demo.toml\n"
       "--workers 2 --step 3.\n"

@@ -13,7 +13,7 @@
 #include "distca/base/error.h"
 #include "distca/batch/batch_stream.h"
 #include "distca/plan/choose_tolerance.h"
-#include "distca/plan/pipeline_plan.h"
+#include "distca/plan/pipeline/pipeline_plan.h"
 #include "distca/plan/plan.h"
 
 namespace distca::cli {

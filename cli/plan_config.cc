@@ -7,13 +7,12 @@
 #include "cli/plan_report.h"
 #include "distca/base/error.h"
 #include "distca/base/text.h"
+#include "distca/config/config.h"
+#include "distca/config/run_grid.h"
+#include "distca/forecast/plan_figures.h"
+#include "distca/forecast/plan_request.h"
+#include "distca/forecast/planned_ahead.h"
 #include "distca/program/overlap.h"
-#include "distca/train/check_run.h"
-#include "distca/train/config.h"
-#include "distca/train/plan_ahead.h"
-#include "distca/train/plan_figures.h"
-#include "distca/train/plan_request.h"
-#include "distca/train/run_grid.h"
 
 namespace distca::cli {
 namespace {

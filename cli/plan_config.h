@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -20,9 +19,6 @@ struct ConfigToPlan {
   bool as_json = false;
   bool compare = false;  // all schedulers side by side on the step's first nano-batch
 };
-/// The function that plans it. The program without PyTorch, which reads no configuration, becomes
-/// the one with it.
-using PlanOfConfig = std::function<void(const ConfigToPlan&)>;
 
 /// Prints the plans of a step, as the step of this number of `distca train` with the same words
 /// makes them, and their hash, which is plan_hash of its metrics.jsonl. Throws Error as the

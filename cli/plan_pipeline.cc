@@ -7,11 +7,11 @@
 
 #include "distca/base/text.h"
 #include "distca/cost/stage_layers.h"
-#include "distca/plan/pipeline_plan.h"
-#include "distca/plan/pipeline_time.h"
+#include "distca/plan/pipeline/pipeline_plan.h"
+#include "distca/plan/pipeline/pipeline_time.h"
 #include "distca/plan/scheduler.h"
 #include "distca/program/overlap.h"
-#include "distca/program/validate.h"
+#include "distca/program/validate/validate.h"
 
 namespace distca::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "cli/options.h"
-#include "cli/verbs.h"
+#include "cli/train_request.h"
 #include "distca/base/console.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
@@ -18,36 +18,21 @@
 #include "distca/comm/device_facts.h"
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch/launch.h"
-#include "distca/comm/launch/local_ranks.h"
 #include "distca/comm/launch/rendezvous.h"
 #include "distca/comm/launch/store_process.h"
 #include "distca/comm/local_device.h"
-#include "distca/comm/nccl_group.h"
+#include "distca/comm/nccl/nccl_group.h"
 #include "distca/comm/thread_group.h"
+#include "distca/config/config.h"
+#include "distca/config/run_grid.h"
+#include "distca/report/run_folder.h"
 #include "distca/train/check_run.h"
-#include "distca/train/config.h"
-#include "distca/train/dry_run.h"
 #include "distca/train/resume.h"
-#include "distca/train/run_folder.h"
-#include "distca/train/run_grid.h"
 #include "distca/train/start_weights.h"
 #include "distca/train/trainer.h"
 
 namespace distca::cli {
 namespace {
-
-struct TrainArguments {
-  std::string config;
-  std::vector<std::string> overrides;
-  int workers = 1;
-  int master_port = 0;
-  std::string trace;
-  std::optional<std::string> resume;  // Empty means the newest checkpoint.
-  int max_restarts = 0;
-  bool print_config = false;
-  bool dry_run = false;
-  std::filesystem::path lengths;  // lengths of a dry run's documents, in place of data.prefix
-};
 
 /// Where the run is. A signal to this process asks the run to stop; before it trains, and the
 /// second time, it ends the process, which says where the run was.
@@ -154,46 +139,6 @@ std::vector<std::string> rank_command(const TrainArguments& arguments) {
   return command;
 }
 
-/// Ranks that hold weights, of all that run together.
-int workers_of(const Config& config, const TrainArguments& arguments,
-               const std::optional<Rendezvous>& rendezvous) {
-  const int64_t dedicated = config.servers.dedicated;
-  if (rendezvous) {
-    DISTCA_THROW_IF(dedicated >= rendezvous->size, ErrorKind::kConfig,
-                    "servers.dedicated = {}: {} started {} ranks, of which at least one must be a "
-                    "worker",
-                    dedicated, rendezvous->source, rendezvous->size);
-    return rendezvous->size - static_cast<int>(dedicated);
-  }
-  DISTCA_THROW_IF(num_ranks(config, arguments.workers) > kMostRanks, ErrorKind::kConfig,
-                  "--workers {} and servers.dedicated = {}: more than {} processes of one machine",
-                  arguments.workers, dedicated, kMostRanks);
-  return arguments.workers;
-}
-
-/// The ranks that share this machine's memory.
-LocalRanks ranks_here(const Config& config, int workers,
-                      const std::optional<Rendezvous>& rendezvous) {
-  if (!rendezvous) return {.count = num_ranks(config, workers)};
-  const int count = local_ranks(*rendezvous, env_string);
-  if (count == 1) return {.first = rendezvous->rank};
-  // Launchers number the ranks of a machine one after another unless told otherwise.
-  const int first = rendezvous->rank - rendezvous->local_rank;
-  return {.first = std::clamp(first, 0, rendezvous->size - count), .count = count};
-}
-
-/// Says what the run would be. It ends as the run would if its memory does not suffice.
-int report_dry_run(const Config& config, int workers, LocalRanks local,
-                   const std::filesystem::path& lengths, bool speaks) {
-  const std::vector<DeviceFacts> devices =
-      config.on_cuda() ? visible_devices() : std::vector<DeviceFacts>();
-  const DryRun run = dry_run(config, workers, local, lengths, devices);
-  if (speaks) fmt::print("{}", dry_run_text(config, workers, run));
-  if (!config.on_cuda()) check_memory(run.needed, local, memory_limit());
-  check_device_memory(config, workers, local, devices, &run.plans);
-  return 0;
-}
-
 /// Returns true if this process, which nobody else launched, starts others.
 bool launches(const TrainArguments& arguments, const Config& config, int ranks) {
   return !config.ranks_are_threads() && (ranks > 1 || arguments.max_restarts > 0);
@@ -229,46 +174,29 @@ int start_ranks(const TrainArguments& arguments, const Config& config, int worke
                        .named = [&](const std::string& text) { return grid.named(text); }});
 }
 
-int run_train(TrainArguments arguments) {
-  if (!arguments.trace.empty()) arguments.overrides.push_back("train.trace=" + arguments.trace);
-  if (arguments.resume && arguments.resume->find('=') != std::string::npos) {
-    // `--resume KEY=VALUE`: the value is optional, and this word is not one.
-    arguments.overrides.push_back(*arguments.resume);
-    arguments.resume = "";
-  }
-  const Config config = load_config(arguments.config, arguments.overrides);
+}  // namespace
+
+int run_train(const TrainArguments& arguments, const TrainRequest& request) {
+  const auto& [config, rendezvous, workers, local] = request;
   // Before CUDA begins. By default streams share 8 queues of the driver, in which those of ranks on
   // one device would wait behind each other.
   if (config.on_cuda() && config.ranks_are_threads())
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-  if (arguments.print_config) {
-    std::fputs(print_config(config).c_str(), stdout);
-    return 0;
-  }
-  DISTCA_THROW_IF(arguments.master_port < 0 || arguments.master_port > 65535, ErrorKind::kUsage,
-                  "--master-port {}: 0 (a free one) to 65535", arguments.master_port);
-  DISTCA_THROW_IF(!arguments.lengths.empty() && !arguments.dry_run, ErrorKind::kUsage,
-                  "--lengths has no tokens to train on: give --dry-run, too");
   // Whoever read our output may go; training goes on, and ranks inherit this.
   std::signal(SIGPIPE, SIG_IGN);
-  const auto rendezvous = find_rendezvous(env_string);
-  const int workers = workers_of(config, arguments, rendezvous);
-  const LocalRanks local = ranks_here(config, workers, rendezvous);
-  const bool is_first = !rendezvous || rendezvous->rank == 0;
+  const bool is_first = request.is_first();
   if (is_first && this_launch().run_id.empty()) say_notes(config.notes);
-  if (arguments.dry_run) return report_dry_run(config, workers, local, arguments.lengths, is_first);
   const int64_t device_cap_bytes = check_run(config, workers, local);
   const int ranks = num_ranks(config, workers);
   const Launch launch = this_launch();
-  const ResumeRequest request = resume_request(arguments);
+  const ResumeRequest resume = resume_request(arguments);
   RunStart start{.run_id = launch.run_id, .device_cap_bytes = device_cap_bytes};
   // The others do not look before rank 0 has made the folder: a client of NFS that has not found a
   // folder would not see it for a while. A launcher leaves warnings to its rank 0, which looks
   // again.
   if (is_first)
-    choose_start(request, config, launch, rendezvous || !launches(arguments, config, ranks),
-                 &start);
-  const bool is_new = request.kind == ResumeRequest::Kind::kNo && launch.restart == 0;
+    choose_start(resume, config, launch, rendezvous || !launches(arguments, config, ranks), &start);
+  const bool is_new = resume.kind == ResumeRequest::Kind::kNo && launch.restart == 0;
   if (!start.checkpoint && (is_first || is_new)) check_start_weights(config);
   // Only rank 0 writes, so what lies on other machines' disks does not matter.
   if (is_first) {
@@ -286,50 +214,6 @@ int run_train(TrainArguments arguments) {
                   rendezvous->source, rendezvous->size, config.on_cuda() ? "nccl" : "gloo");
   set_up_process(config);
   return start_ranks(arguments, config, workers, rendezvous, start);
-}
-
-}  // namespace
-
-void add_train(CLI::App& app, int* exit_code) {
-  auto arguments = std::make_shared<TrainArguments>();
-  CLI::App* verb =
-      app.add_subcommand("train", "Train a Llama, Mistral or Qwen on a prepared data set");
-  verb->add_option("--config", arguments->config, "TOML file; without it, defaults")
-      ->type_name("FILE");
-  verb->add_option("overrides", arguments->overrides,
-                   "section.key=value; replaces what the file says")
-      ->type_name("KEY=VALUE");
-  verb->add_option("--workers", arguments->workers,
-                   "Local workers to start, which hold weights: stages x replicas; beside them "
-                   "servers.dedicated servers; leave it out under torchrun, Slurm or Open MPI")
-      ->check(whole_range(1, kMostRanks));
-  verb->add_option("--master-port", arguments->master_port,
-                   "Port of the ranks' store; 0: a free one")
-      ->check(whole_range(0, 65535));
-  verb->add_option("--trace", arguments->trace,
-                   "train.trace: record what each rank did in steps 2 to 4, for distca trace and "
-                   "Perfetto")
-      ->type_name("FILE");
-  verb->add_option(
-          "--resume", arguments->resume,
-          "Go on from the newest checkpoint of train.output_dir, from that of a PATH (a run "
-          "or a checkpoint), or, with if-any, from the newest one if there is one")
-      ->type_name("[PATH|if-any]")
-      ->expected(0, 1);
-  verb->add_option("--max-restarts", arguments->max_restarts,
-                   "Start all local ranks again, from the last checkpoint, if one is lost; at most "
-                   "so many times")
-      ->check(whole_range(0, 1000));
-  verb->add_flag("--print-config", arguments->print_config,
-                 "Print every key with value, unit and reason, and stop");
-  verb->add_flag("--dry-run", arguments->dry_run,
-                 "Check the configuration, print the model's parameters and the memory of a rank, "
-                 "part by part, and stop; no data set is needed");
-  verb->add_option("--lengths", arguments->lengths,
-                   "With --dry-run: JSON list of document lengths in place of a data set")
-      ->type_name("FILE");
-  verb->footer("Example:  distca train --config configs/demo.toml --workers 2 train.steps=50");
-  verb->callback([=] { *exit_code = run_train(*arguments); });
 }
 
 }  // namespace distca::cli

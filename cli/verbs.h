@@ -3,7 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "cli/plan_config.h"
+#include "cli/train_request.h"
 
 namespace distca::cli {
 
@@ -14,13 +14,13 @@ void add_data(CLI::App& app);
 void add_export(CLI::App& app);
 void add_init(CLI::App& app);
 void add_monitor(CLI::App& app);
-/// `of_config` plans what a configuration says; where it is null, the verb has no --config.
-void add_plan(CLI::App& app, PlanOfConfig of_config);
+void add_plan(CLI::App& app);
 void add_trace(CLI::App& app);
+/// `start` starts the run, unless the verb's words ask for less than a run.
+void add_train(CLI::App& app, int* exit_code, StartTraining start);
 #ifdef DISTCA_WITH_TORCH
 void add_generate(CLI::App& app);
 void add_profile(CLI::App& app);
-void add_train(CLI::App& app, int* exit_code);
 void add_verify(CLI::App& app);
 #endif
 

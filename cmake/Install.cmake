@@ -28,7 +28,7 @@ foreach(header ${installed_headers})
 endforeach()
 
 install(TARGETS distca_options distca_base distca_batch distca_cost distca_plan distca_trace distca_program distca_kernels
-  distca_comm distca_task_lists distca_runtime distca_api_planner distca_api EXPORT distca ARCHIVE DESTINATION lib)
+  distca_ranks distca_comm distca_task_lists distca_runtime distca_api_planner distca_api EXPORT distca ARCHIVE DESTINATION lib)
 install(EXPORT distca NAMESPACE distca:: FILE distcaTargets.cmake DESTINATION lib/cmake/distca)
 configure_package_config_file(cmake/distcaConfig.cmake.in ${CMAKE_BINARY_DIR}/distcaConfig.cmake
   INSTALL_DESTINATION lib/cmake/distca)

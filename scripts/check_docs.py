@@ -50,7 +50,7 @@ class Project:
             self.verbs.setdefault(parent, set()).add(verb)
         self.options = {"--help", "--version", *re.findall(r'"(--[a-z-]+)"', cli)}
         self.with_value = set(re.findall(r'add_option\(\s*"(--[a-z-]+)"', cli))
-        self.keys = set(re.findall(r'[{(]\s*"([a-z]+\.\w+)"', read("distca/train/config_keys.cc")))
+        self.keys = set(re.findall(r'[{(]\s*"([a-z]+\.\w+)"', read("distca/config/config_keys.cc")))
         self.sections = {key.split(".")[0] for key in self.keys}
         for name in ("targets", "options", "with_value", "keys"):
             assert len(getattr(self, name)) > 5, f"check_docs.py found no {name}: its search is out of date"
@@ -97,7 +97,7 @@ class Project:
 
     def key_faults(self, key):
         if key not in self.keys:
-            yield f"{key}: no such key in distca/train/config_keys.cc"
+            yield f"{key}: no such key in distca/config/config_keys.cc"
 
 
 def readme():

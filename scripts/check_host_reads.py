@@ -8,7 +8,7 @@ import re
 
 from project import TEST, files, read, report, without_comments
 
-ROOMS = ("model", "runtime", "train", "comm")
+ROOMS = ("model", "runtime", "report", "train", "comm")
 WAITS = {
     r"\.item(<[^>]*>)?\(": "host_number()",
     r"\.cpu\(": "host_copy()",
@@ -22,7 +22,7 @@ WAITS = {
 # path: what it may do there, and why.
 EXCEPTIONS = {
     "distca/comm/host_read.cc": (".item", ".cpu", ".to", "is what the others go through"),
-    "distca/runtime/device_clock.cc": (".synchronize", "reads the step's times, once all of it was given"),
+    "distca/runtime/cuda/device_clock.cc": (".synchronize", "reads the step's times, once all of it was given"),
     "distca/train/compute_peak.cc": (".synchronize", "measures the device before the first step"),
 }
 

@@ -3,13 +3,18 @@
 
   cli python bench tests      examples
   train      torch_ops
-  api
+  report
+  forecast   api
+  config
   model      runtime
              program  comm  kernels  checkpoint
              plan   trace
              cost
              batch
              base
+
+The sources of config and forecast include no PyTorch. They may include headers of model, runtime and comm: what they
+link of those is checked by the test Distca.starts_without_pytorch.
 """
 
 import re
@@ -26,6 +31,8 @@ CORE = {
     "program": {"base", "batch", "cost", "plan", "trace"},
     "kernels": {"base"},
     "checkpoint": {"base"},
+    "config": {"base", "batch", "cost", "plan", "program", "kernels", "model"},
+    "forecast": {"base", "batch", "cost", "plan", "trace", "program", "kernels", "runtime", "model", "config"},
 }
 TORCH = {
     "comm": {"base", "batch", "cost", "plan", "trace"},
@@ -33,8 +40,10 @@ TORCH = {
     "api": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels", "runtime"},
     "torch_ops": {"base", "comm", "api"},
     "model": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels", "checkpoint"},
-    "train": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels", "runtime", "api",
-              "model", "checkpoint"},
+    "report": {"base", "batch", "cost", "plan", "program", "comm", "kernels", "runtime", "model", "checkpoint", "config",
+               "forecast"},
+    "train": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels", "runtime", "api", "model",
+              "checkpoint", "config", "forecast", "report"},
     "examples": {"base", "comm", "api"},  # what is installed
 }
 ROOMS = CORE | TORCH

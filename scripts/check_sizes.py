@@ -10,7 +10,7 @@ MAX_FUNCTION = 60
 EXEMPT_FOLDERS = ("distca/kernels/",)
 # "path" or "path:function" -> why it may be longer.
 EXCEPTIONS = {
-    "distca/train/config_keys.cc:config_keys": "a table: one entry a key with its unit, default and reason",
+    "distca/config/config_keys.cc:config_keys": "a table: one entry a key with its unit, default and reason",
     "tests/bad_input_runs.cc:bad_configs": "a table: a row a bad input",
     "tests/bad_input_runs.cc:bad_runs": "a table: a row a bad input",
 }

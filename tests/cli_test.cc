@@ -294,7 +294,7 @@ TEST(Cli, memory_is_of_all_activations_where_the_model_is_known) {
 TEST(Cli, with_layers_0_the_plan_is_the_one_that_training_makes) {
   const Json summary =
       plan_summary({"--heads", "4", "--kv-heads", "1", "--tensor-parallel", "1", "--layers", "0"});
-  PlanRequest request;  // the one that plan_request in distca/train/plan_request.h makes
+  PlanRequest request;  // the one that plan_request in distca/forecast/plan_request.h makes
   request.nano_batch = read_workload(kWorkload).nano_batch;
   request.cluster = Cluster::in_place(8);
   request.shape = {.num_heads = 4, .num_kv_heads = 1};

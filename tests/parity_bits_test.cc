@@ -14,8 +14,8 @@
 
 #include "distca/base/random.h"
 #include "distca/comm/aten_types.h"
+#include "distca/config/config.h"
 #include "distca/runtime/core_attention_testing.h"
-#include "distca/train/config.h"
 #include "tests/parity_testing.h"
 
 namespace distca::parity {

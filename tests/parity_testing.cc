@@ -10,14 +10,14 @@
 
 #include "distca/base/random.h"
 #include "distca/comm/ordered_sum.h"
+#include "distca/config/config.h"
+#include "distca/forecast/plan_request.h"
 #include "distca/plan/exchange.h"
 #include "distca/plan/plan_testing.h"
 #include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
-#include "distca/program/validate.h"
-#include "distca/train/config.h"
+#include "distca/program/validate/validate.h"
 #include "distca/train/optimizer.h"
-#include "distca/train/plan_request.h"
 #include "distca/train/same_result.h"
 
 namespace distca::parity {

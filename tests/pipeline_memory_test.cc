@@ -1,4 +1,4 @@
-// The memory of every rank of a pipeline, as train/memory_peak.h predicts it from the rank's
+// The memory of every rank of a pipeline, as forecast/memory_peak.h predicts it from the rank's
 // program, compared with what the meter of each rank counts while the step is played: for grids,
 // numbers of nano-batches, orders, overlap modes, recomputation, types, ZeRO-1, dedicated servers
 // and uneven stages, every pair of values. And the estimate that refuses a run is below the
@@ -16,8 +16,8 @@
 #include <tuple>
 
 #include "distca/base/text.h"
-#include "distca/train/memory.h"
-#include "distca/train/memory_peak.h"
+#include "distca/forecast/memory.h"
+#include "distca/forecast/memory_peak.h"
 #include "tests/covering_pairs.h"
 #include "tests/pipeline_parity_testing.h"
 

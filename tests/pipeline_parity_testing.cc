@@ -18,7 +18,7 @@
 #include "distca/plan/exchange.h"
 #include "distca/plan/scheduler.h"
 #include "distca/program/pipeline_parts.h"
-#include "distca/program/validate.h"
+#include "distca/program/validate/validate.h"
 #include "distca/runtime/memory_meter.h"
 #include "distca/train/hand_overs.h"
 #include "distca/train/optimizer.h"

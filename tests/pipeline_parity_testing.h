@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "distca/model/llama.h"
+#include "distca/plan/pipeline/ticks.h"
 #include "distca/plan/plan.h"
-#include "distca/plan/ticks.h"
 #include "distca/program/pipeline_testing.h"
 #include "distca/program/program.h"
 #include "distca/train/step.h"

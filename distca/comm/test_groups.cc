@@ -9,7 +9,7 @@
 
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch/local_store.h"
-#include "distca/comm/nccl_group.h"
+#include "distca/comm/nccl/nccl_group.h"
 #include "distca/comm/thread_group.h"
 
 namespace distca {

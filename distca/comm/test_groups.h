@@ -7,7 +7,7 @@
 
 #include "distca/comm/communicator.h"
 #include "distca/comm/launch/rendezvous.h"
-#include "distca/comm/nccl_library.h"
+#include "distca/comm/nccl/nccl_library.h"
 
 namespace distca {
 

@@ -1,7 +1,7 @@
 #pragma once
 // Turns a list of tasks into launches of a variable-length attention operator of FlashAttention's
 // kind: what a launch computes, from which rows it reads keys, and where it adds the gradients of
-// keys. It needs no device and no framework; runtime/varlen_attention.h plays the launches.
+// keys. It needs no device and no framework; runtime/cuda/varlen_attention.h plays the launches.
 //
 //     const VarlenPlan plan = plan_forward_launches(ScalarType::kBFloat16, list);
 //     // copy plan.gathered, then call the operator for every launch of plan.launches
@@ -75,7 +75,7 @@ std::vector<bool> aligned_keys(ScalarType type, const TaskList& list);
 bool keys_are_consecutive(std::span<const KeyRange> keys);
 
 /// Returns true if one of ATen's fused operators computes the task on a CUDA device
-/// (runtime/cuda_attention.h says which).
+/// (runtime/cuda/cuda_attention.h says which).
 bool is_fused(const Shape& shape, ScalarType type, const Task& task);
 
 /// Keys of the list, and the rows [row, row + keys.tokens) in which a launch has them.

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "distca/program/program_testing.h"
-#include "distca/program/validate.h"
+#include "distca/program/validate/validate.h"
 
 namespace distca::testing {
 namespace {

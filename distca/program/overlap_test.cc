@@ -8,7 +8,7 @@
 
 #include "distca/base/error.h"
 #include "distca/program/program_testing.h"
-#include "distca/program/validate.h"
+#include "distca/program/validate/validate.h"
 
 namespace distca::testing {
 namespace {

@@ -8,8 +8,8 @@
 #include <algorithm>
 
 #include "distca/program/pipeline_testing.h"
-#include "distca/program/validate.h"
-#include "distca/program/validate_order.h"
+#include "distca/program/validate/validate.h"
+#include "distca/program/validate/validate_order.h"
 
 namespace distca::testing {
 namespace {

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "distca/base/integers.h"
-#include "distca/plan/ticks.h"
+#include "distca/plan/pipeline/ticks.h"
 #include "distca/program/program.h"
 #include "distca/program/visit.h"
 

@@ -6,8 +6,8 @@
 
 #include "distca/base/error.h"
 #include "distca/base/hash.h"
+#include "distca/plan/pipeline/validate_pipeline.h"
 #include "distca/plan/scheduler.h"
-#include "distca/plan/validate_pipeline.h"
 
 namespace distca {
 namespace {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "distca/plan/exchange.h"
-#include "distca/plan/pipeline_plan.h"
+#include "distca/plan/pipeline/pipeline_plan.h"
 #include "distca/plan/validate.h"
 #include "distca/program/pipeline_order.h"
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "distca/program/pipeline_testing.h"
-#include "distca/program/validate.h"
+#include "distca/program/validate/validate.h"
 
 namespace distca::testing {
 namespace {

@@ -9,7 +9,7 @@
 #include <functional>
 
 #include "distca/program/pipeline_testing.h"
-#include "distca/program/validate.h"
+#include "distca/program/validate/validate.h"
 
 namespace distca::testing {
 namespace {

@@ -16,7 +16,7 @@
 #include "distca/kernels/merge.h"
 #include "distca/kernels/rows.h"
 #include "distca/kernels/task_list.h"
-#include "distca/runtime/cuda_attention.h"
+#include "distca/runtime/cuda/cuda_attention.h"
 #include "distca/runtime/tensor_rows.h"
 
 namespace distca {

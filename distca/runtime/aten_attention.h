@@ -13,7 +13,7 @@
 //  - Any other task on a CPU takes the matmul path: ATen's matrix products and a masked softmax, in
 //    fp32 (in fp64 for fp64), over parts of at most 512 x 512. It is correct on every device, but
 //    it is not fast.
-//  - On CUDA, runtime/cuda_attention.h computes.
+//  - On CUDA, runtime/cuda/cuda_attention.h computes.
 //
 // The same tasks give the same bits. Other cuts of the same document differ by rounding.
 //
@@ -35,7 +35,7 @@ class TaskLaunches;
 /// Computes O and LSE. `type` is the type of Q, K and V. It is also the type of O unless `o_type`
 /// is given: fp32 (fp64 for fp64) for partial results that the caller merges. Returns the bytes
 /// that were copied to and from ATen's operator, which is 0 on a CPU. `launches` are those of
-/// earlier calls with the same tasks and pass (runtime/task_launches.h).
+/// earlier calls with the same tasks and pass (runtime/cuda/task_launches.h).
 int64_t aten_forward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
                      int cuda_device, std::optional<ScalarType> o_type = std::nullopt,
                      TaskLaunches* launches = nullptr);

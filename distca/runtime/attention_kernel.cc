@@ -7,7 +7,7 @@
 #include "distca/kernels/cpu/attention.h"
 #include "distca/kernels/reference/attention.h"
 #include "distca/runtime/aten_attention.h"
-#include "distca/runtime/cuda_attention.h"
+#include "distca/runtime/cuda/cuda_attention.h"
 
 namespace distca {
 

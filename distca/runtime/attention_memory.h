@@ -15,9 +15,9 @@ namespace distca {
 /// [TaskSet][Pass] Bytes at the most, of one layer.
 using AttentionMemory = std::array<std::array<int64_t, 2>, kNumTaskSets>;
 
-/// Returns the memory for the tasks that go through a fused operator (runtime/cuda_attention.h says
-/// which); those that take the matmul path are not counted. Received rows are taken to be aligned,
-/// as local ones are.
+/// Returns the memory for the tasks that go through a fused operator (runtime/cuda/cuda_attention.h
+/// says which); those that take the matmul path are not counted. Received rows are taken to be
+/// aligned, as local ones are.
 AttentionMemory cuda_attention_memory(const AttentionExchange& exchange,
                                       const kernels::Shape& shape, ScalarType type,
                                       const kernels::FlashDevice& device);

@@ -15,8 +15,8 @@
 #include "distca/program/program.h"
 #include "distca/runtime/attention_kernel.h"
 #include "distca/runtime/core_attention.h"
+#include "distca/runtime/cuda/task_launches.h"
 #include "distca/runtime/message_rows.h"
-#include "distca/runtime/task_launches.h"
 #include "distca/runtime/task_lists.h"
 
 namespace distca {

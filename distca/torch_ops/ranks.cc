@@ -14,7 +14,7 @@
 #include "distca/comm/c10d_group.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/local_device.h"
-#include "distca/comm/nccl_group.h"
+#include "distca/comm/nccl/nccl_group.h"
 
 namespace distca::torch_ops {
 namespace {

@@ -8,10 +8,10 @@
 #include "distca/base/build_info.h"
 #include "distca/base/error.h"
 #include "distca/comm/collectives.h"
-#include "distca/comm/nccl_library.h"
-#include "distca/train/memory_cap.h"
-#include "distca/train/plan_request.h"
-#include "distca/train/planned_ahead.h"
+#include "distca/comm/nccl/nccl_library.h"
+#include "distca/forecast/memory_cap.h"
+#include "distca/forecast/plan_request.h"
+#include "distca/forecast/planned_ahead.h"
 #include "distca/train/step_tracer.h"
 
 namespace distca {

@@ -10,8 +10,8 @@
 
 #include "distca/comm/communicator.h"
 #include "distca/comm/device_facts.h"
-#include "distca/train/config.h"
-#include "distca/train/memory.h"
+#include "distca/config/config.h"
+#include "distca/forecast/memory.h"
 
 namespace distca {
 
@@ -19,7 +19,7 @@ namespace distca {
 /// vocabulary, the names of layout and scheduler, and whether this machine's memory suffices for
 /// `local`, its ranks; on CUDA the memory of `devices`, those that this process sees, unless there
 /// are none. The output directory is checked in run_folder.h. Throws Error; writes nothing. Returns
-/// the device_cap() of the local ranks (train/memory_cap.h).
+/// the device_cap() of the local ranks (forecast/memory_cap.h).
 int64_t check_run(const Config& config, int num_workers, LocalRanks local,
                   const std::vector<DeviceFacts>& devices);
 /// Checks the run with the devices that this process sees, on the CPU with none.

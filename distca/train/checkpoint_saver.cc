@@ -22,7 +22,7 @@
 #include "distca/comm/host_read.h"
 #include "distca/comm/long_work.h"
 #include "distca/model/weights_file.h"
-#include "distca/train/run_folder.h"
+#include "distca/report/run_folder.h"
 #include "distca/train/stage_weights.h"
 #include "distca/train/step.h"
 

@@ -25,11 +25,11 @@
 #include "distca/base/error.h"
 #include "distca/checkpoint/index.h"
 #include "distca/comm/communicator.h"
-#include "distca/train/config.h"
-#include "distca/train/metrics.h"
+#include "distca/config/config.h"
+#include "distca/config/run_grid.h"
+#include "distca/report/metrics.h"
 #include "distca/train/optimizer.h"
 #include "distca/train/resume.h"
-#include "distca/train/run_grid.h"
 
 namespace at {
 class Tensor;

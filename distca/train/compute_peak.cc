@@ -16,8 +16,8 @@
 #include "distca/comm/collectives.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/kernels/cpu/peak.h"
-#include "distca/runtime/cuda_attention.h"
-#include "distca/runtime/deterministic_price.h"
+#include "distca/kernels/varlen_launches.h"
+#include "distca/runtime/cuda/deterministic_price.h"
 
 namespace distca {
 namespace {

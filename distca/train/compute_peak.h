@@ -6,8 +6,8 @@
 #include <string>
 
 #include "distca/comm/communicator.h"
-#include "distca/train/config.h"
-#include "distca/train/run_summary.h"
+#include "distca/config/config.h"
+#include "distca/report/run_summary.h"
 
 namespace distca {
 

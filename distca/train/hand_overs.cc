@@ -7,7 +7,7 @@
 
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
-#include "distca/train/step_program.h"
+#include "distca/forecast/step_program.h"
 
 namespace distca {
 

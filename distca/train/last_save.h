@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "distca/comm/communicator.h"
+#include "distca/config/config.h"
 #include "distca/train/checkpoint_saver.h"
-#include "distca/train/config.h"
 
 namespace distca {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "distca/train/bad_tokens.h"
-#include "distca/train/config.h"
+#include "distca/config/bad_tokens.h"
+#include "distca/config/config.h"
 
 namespace distca {
 

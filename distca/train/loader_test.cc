@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "distca/base/error.h"
-#include "distca/train/config.h"
+#include "distca/config/config.h"
 
 namespace distca {
 namespace {

@@ -1,4 +1,4 @@
-#include "distca/train/memory_cap.h"
+#include "distca/forecast/memory_cap.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 #include "distca/base/error.h"
 #include "distca/comm/thread_group.h"
-#include "distca/train/dry_run.h"
+#include "distca/forecast/dry_run.h"
 #include "distca/train/resume.h"
 
 namespace distca {

@@ -1,4 +1,4 @@
-#include "distca/train/memory.h"
+#include "distca/forecast/memory.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,8 +16,8 @@
 #include "distca/batch/indexed_dataset.h"
 #include "distca/batch/test_folder.h"
 #include "distca/comm/thread_group.h"
-#include "distca/train/dry_run.h"
-#include "distca/train/plan_request.h"
+#include "distca/forecast/dry_run.h"
+#include "distca/forecast/plan_request.h"
 #include "distca/train/trainer.h"
 
 namespace distca {

@@ -18,9 +18,9 @@
 
 #include "distca/checkpoint/index.h"
 #include "distca/comm/communicator.h"
+#include "distca/config/config.h"
 #include "distca/model/weight_table.h"
 #include "distca/program/gradient_exchange.h"
-#include "distca/train/config.h"
 
 namespace at {
 class Tensor;

@@ -5,13 +5,12 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
-#include "distca/base/hash.h"
+#include "distca/forecast/batch_programs.h"
+#include "distca/forecast/plan_figures.h"
 #include "distca/plan/plain_packing.h"
 #include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
-#include "distca/program/validate.h"
-#include "distca/train/batch_programs.h"
-#include "distca/train/plan_figures.h"
+#include "distca/program/validate/validate.h"
 
 namespace distca {
 namespace {
@@ -76,13 +75,6 @@ Program checked_program(const Config& config, const BatchPlan& plans, const Step
 }
 
 }  // namespace
-
-uint64_t plans_hash(const BatchPlan& plans) {
-  Fnv1a64 hash;
-  for (const Plan& plan : plans.plans) hash.add(plan_hash(plan));
-  if (plans.pipeline) hash.add(plans.pipeline->hash());
-  return hash.value();
-}
 
 PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepBatch& step_batch,
                         int rank, int num_workers, const Speeds& speeds,

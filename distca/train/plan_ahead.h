@@ -17,10 +17,10 @@
 
 #include "distca/batch/batch_stream.h"
 #include "distca/batch/data_blend.h"
+#include "distca/config/config.h"
 #include "distca/cost/speed_meter.h"
-#include "distca/train/config.h"
-#include "distca/train/metrics.h"
-#include "distca/train/plan_request.h"
+#include "distca/forecast/plan_request.h"
+#include "distca/report/metrics.h"
 #include "distca/train/step.h"
 
 namespace distca {
@@ -46,9 +46,6 @@ struct PlannedBatch {
   /// Bytes that this rank sends to other nodes. It is 0 if cluster.ranks_per_node is not given.
   int64_t bytes_between_nodes = 0;
 };
-
-/// The hash of a batch's plans. Equal plans have equal hashes on every machine.
-uint64_t plans_hash(const BatchPlan& plans);
 
 /// Plans every nano-batch of a batch and reads the tokens of `rank`; a dedicated server has none.
 /// `gradients` is the rank's exchange of gradients, the same value that its optimizer has. If it is

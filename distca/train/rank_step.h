@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "distca/report/metrics.h"
 #include "distca/train/checkpoint_saver.h"
-#include "distca/train/metrics.h"
 #include "distca/train/step_guard.h"
 
 namespace distca {

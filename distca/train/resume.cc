@@ -21,7 +21,7 @@
 #include "distca/checkpoint/reader.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/long_work.h"
-#include "distca/train/memory_cap.h"
+#include "distca/forecast/memory_cap.h"
 
 namespace distca {
 namespace {

@@ -23,7 +23,7 @@
 #include "distca/checkpoint/index.h"
 #include "distca/checkpoint/reader.h"
 #include "distca/comm/communicator.h"
-#include "distca/train/config.h"
+#include "distca/config/config.h"
 #include "distca/train/same_config.h"
 
 namespace distca {

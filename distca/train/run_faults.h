@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "distca/base/error.h"
-#include "distca/train/config.h"
-#include "distca/train/run_grid.h"
+#include "distca/config/config.h"
+#include "distca/config/run_grid.h"
 #include "distca/train/same_weights.h"
 #include "distca/train/step_guard.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "distca/comm/communicator.h"
-#include "distca/train/config.h"
-#include "distca/train/resolved_config.h"
+#include "distca/config/config.h"
+#include "distca/config/resolved_config.h"
 
 namespace distca {
 

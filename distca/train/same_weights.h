@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "distca/comm/communicator.h"
+#include "distca/config/run_grid.h"
 #include "distca/model/llama_config.h"
-#include "distca/train/run_grid.h"
 
 namespace at {
 class Tensor;

@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "distca/config/run_grid.h"
 #include "distca/model/weight_table.h"
-#include "distca/train/run_grid.h"
 
 namespace distca {
 

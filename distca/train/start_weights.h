@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "distca/checkpoint/reader.h"
+#include "distca/config/config.h"
 #include "distca/model/hugging_face.h"
-#include "distca/train/config.h"
 #include "distca/train/worker_weights.h"
 
 namespace distca {

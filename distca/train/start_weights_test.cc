@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "distca/comm/thread_group.h"
+#include "distca/config/run_grid.h"
 #include "distca/model/hugging_face_testing.h"
 #include "distca/model/weight_table.h"
-#include "distca/train/run_grid.h"
 #include "distca/train/start_weights.h"
 
 namespace distca {

@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "distca/base/error.h"
+#include "distca/config/config.h"
 #include "distca/kernels/rows.h"
-#include "distca/runtime/device_clock.h"
-#include "distca/train/config.h"
+#include "distca/runtime/cuda/device_clock.h"
 #include "distca/train/hand_overs.h"
 #include "distca/train/nano_phases.h"
 #include "distca/train/step_losses.h"

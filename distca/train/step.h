@@ -16,14 +16,14 @@
 #include <vector>
 
 #include "distca/comm/communicator.h"
+#include "distca/forecast/step_program.h"
 #include "distca/model/llama.h"
 #include "distca/program/program.h"
+#include "distca/report/position_losses.h"
 #include "distca/runtime/core_attention.h"
 #include "distca/runtime/exchange_buffers.h"
 #include "distca/runtime/executor.h"
 #include "distca/train/loader.h"
-#include "distca/train/position_losses.h"
-#include "distca/train/step_program.h"
 #include "distca/train/weight_update.h"
 
 namespace distca {

@@ -1,7 +1,7 @@
 #include "distca/train/step_batches.h"
 
 #include "distca/base/error.h"
-#include "distca/train/data_split.h"
+#include "distca/forecast/data_split.h"
 
 namespace distca {
 

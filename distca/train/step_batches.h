@@ -15,7 +15,7 @@
 
 #include "distca/batch/batch_stream.h"
 #include "distca/batch/data_blend.h"
-#include "distca/train/config.h"
+#include "distca/config/config.h"
 #include "distca/train/plan_ahead.h"
 
 namespace distca {

@@ -5,8 +5,8 @@
 
 #include <vector>
 
+#include "distca/report/position_losses.h"
 #include "distca/train/loader.h"
-#include "distca/train/position_losses.h"
 
 namespace distca {
 

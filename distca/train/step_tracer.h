@@ -10,10 +10,10 @@
 
 #include "distca/comm/clock_offset.h"
 #include "distca/comm/communicator.h"
-#include "distca/plan/ticks.h"
+#include "distca/config/config.h"
+#include "distca/plan/pipeline/ticks.h"
 #include "distca/trace/chrome.h"
 #include "distca/trace/recorder.h"
-#include "distca/train/config.h"
 
 namespace distca {
 

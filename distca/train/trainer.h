@@ -9,8 +9,8 @@
 #include <string>
 
 #include "distca/comm/communicator.h"
-#include "distca/train/config.h"
-#include "distca/train/run_state.h"
+#include "distca/config/config.h"
+#include "distca/report/run_state.h"
 
 namespace distca {
 

@@ -15,7 +15,7 @@
 #include "distca/comm/host_read.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/comm/thread_group.h"
-#include "distca/train/data_split.h"
+#include "distca/forecast/data_split.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/same_result.h"
 #include "distca/train/same_weights.h"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "distca/base/scalar_type.h"
-#include "distca/train/config.h"
+#include "distca/config/config.h"
 #include "distca/train/same_weights.h"
 
 namespace at {

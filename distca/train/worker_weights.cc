@@ -7,7 +7,7 @@
 
 #include "distca/comm/host_read.h"
 #include "distca/comm/tags.h"
-#include "distca/train/batch_programs.h"
+#include "distca/forecast/batch_programs.h"
 #include "distca/train/stage_weights.h"
 #include "distca/train/step.h"
 

@@ -13,10 +13,10 @@
 
 #include "distca/comm/communicator.h"
 #include "distca/comm/traced.h"
+#include "distca/config/config.h"
+#include "distca/config/run_grid.h"
 #include "distca/model/llama.h"
-#include "distca/train/config.h"
 #include "distca/train/optimizer.h"
-#include "distca/train/run_grid.h"
 
 namespace distca {
 

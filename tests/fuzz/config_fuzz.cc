@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "distca/train/config.h"
+#include "distca/config/config.h"
 #include "tests/fuzz/fuzzing.h"
 #include "tests/fuzz/targets.h"
 

@@ -1,4 +1,4 @@
-// Streams, and the functions by which comm/nccl_library.h reaches them.
+// Streams, and the functions by which comm/nccl/nccl_library.h reaches them.
 #include "distca/comm/test_nccl/stream.h"
 
 #include <cstdint>

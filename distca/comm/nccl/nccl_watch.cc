@@ -1,0 +1,284 @@
+#include "distca/comm/nccl/nccl_watch.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+
+namespace distca {
+
+using Seconds = std::chrono::duration<double>;
+
+struct NcclWatch::Exchange {
+  const Activity at;
+  const std::vector<int> peers;
+  bool is_issued = false;
+  DeviceMark end = {};     // once it is
+  bool is_awaited = true;  // by the thread that issues it, then by nobody, then from the mark on
+  DeviceMark awaited_from = {};
+};
+
+/// Two threads: one asks the device, which may hold it for as long as it likes; the other judges.
+/// So the lock is never held where the device is asked, or where a mark is given back.
+struct NcclWatch::State {
+  State(Group made, Health& health) : group(std::move(made)), health(health) {}
+
+  const Group group;
+  Health& health;
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::shared_ptr<Exchange>> under_way;  // in the order of their issuing
+  std::shared_ptr<Exchange> stands_at;  // where the device stands; its wait is the watchdog's
+  double stands_since = 0;              // steady seconds
+  std::optional<double> asked_since;    // steady seconds; while the device is asked
+  int64_t questions = 0;                // that have been begun
+  int64_t answered = 0;                 // the last one that has been
+  bool hurry = false;                   // the next one is wanted now
+  std::optional<std::string> lost;      // the device's error in place of an answer
+  bool uses_health = false;             // the asking thread does
+  std::optional<std::string> failure;
+  bool stop = false;
+  bool aborting = false;
+  bool ended = false;  // the judging thread has
+  // The watchdog gave up, or was interrupted. Its own, since it may call when we are gone.
+  const std::shared_ptr<std::atomic<bool>> gave_up = std::make_shared<std::atomic<bool>>(false);
+
+  void ask();
+  void judge_all();
+  bool is_over() const { return stop || failure; }
+  bool has_passed(const DeviceMark& mark) { return !mark || group.has_passed(mark); }
+  std::shared_ptr<Exchange> first();
+  std::shared_ptr<Exchange> awaited();
+  void stand_at(std::shared_ptr<Exchange> exchange, std::unique_lock<std::mutex>& lock);
+  std::optional<FailedWait> look(std::unique_lock<std::mutex>& lock);
+  std::optional<FailedWait> look_twice(std::unique_lock<std::mutex>& lock);
+  FailedWait failed_wait();
+  std::string judge(const FailedWait& wait);
+  void abort();
+};
+
+/// Takes out what has ended; the first of what has not.
+std::shared_ptr<NcclWatch::Exchange> NcclWatch::State::first() {
+  while (true) {
+    std::shared_ptr<Exchange> front;
+    {
+      std::lock_guard lock(mutex);
+      if (under_way.empty()) return nullptr;
+      front = under_way.front();
+      if (!front->is_issued) return front;
+    }
+    if (!has_passed(front->end)) return front;
+    std::lock_guard lock(mutex);
+    if (!under_way.empty() && under_way.front() == front) under_way.pop_front();
+  }
+}
+
+/// Returns what the device waits for, or null while it does not wait.
+std::shared_ptr<NcclWatch::Exchange> NcclWatch::State::awaited() {
+  std::shared_ptr<Exchange> front = first();
+  if (!front) return nullptr;
+  std::vector<DeviceMark> from;
+  {
+    std::lock_guard lock(mutex);
+    for (const auto& exchange : under_way) {
+      if (exchange->is_awaited) from.push_back(exchange->awaited_from);
+    }
+  }
+  const bool waits =
+      std::ranges::any_of(from, [&](const DeviceMark& mark) { return has_passed(mark); });
+  return waits ? front : nullptr;
+}
+
+/// Ends the wait for what the device stood at, and begins that for where it stands now.
+void NcclWatch::State::stand_at(std::shared_ptr<Exchange> exchange,
+                                std::unique_lock<std::mutex>& lock) {
+  const bool stood = stands_at != nullptr;
+  uses_health = true;
+  lock.unlock();
+  if (stood) health.watchdog->end();
+  *gave_up = false;  // only now: until then the watchdog may have given up the former
+  if (exchange) health.watchdog->begin([gave_up = gave_up] { *gave_up = true; });
+  health.heartbeat.await(exchange ? std::span<const int>(exchange->peers) : std::span<const int>());
+  lock.lock();
+  stands_at.swap(exchange);
+  stands_since = steady_seconds();
+  uses_health = false;
+  changed.notify_all();
+}
+
+/// The thread that asks the device. It may return from that long after the group has failed.
+void NcclWatch::State::ask() {
+  std::unique_lock lock(mutex);
+  while (!is_over()) {
+    asked_since = steady_seconds();
+    hurry = false;
+    const int64_t question = ++questions;
+    lock.unlock();
+    std::shared_ptr<Exchange> at;
+    std::optional<std::string> why;
+    try {
+      if (group.make_current) group.make_current();
+      at = awaited();
+    } catch (const std::exception& error) {
+      why = first_line(error);
+    }
+    lock.lock();
+    asked_since.reset();
+    if (is_over()) return;
+    if (why) {
+      lost = std::move(why);
+      changed.notify_all();
+      return;
+    }
+    if (at != stands_at) stand_at(std::move(at), lock);
+    answered = question;
+    changed.notify_all();
+    changed.wait_for(lock, Seconds(group.tick_s), [this] { return is_over() || hurry; });
+  }
+}
+
+/// Returns the wait for the exchange where the device stands. Our heartbeat goes on showing whom we
+/// awaited: others may be asking.
+FailedWait NcclWatch::State::failed_wait() {
+  const double now = steady_seconds();
+  if (stands_at)
+    return {.rank = group.rank,
+            .at = stands_at->at,
+            .waited_s = now - stands_since,
+            .peers = stands_at->peers};
+  if (under_way.empty()) return {.rank = group.rank};
+  const Exchange& front = *under_way.front();
+  if (!asked_since) return {.rank = group.rank, .at = front.at};
+  return {.rank = group.rank, .at = front.at, .waited_s = now - *asked_since, .peers = front.peers};
+}
+
+/// The wait that has failed, if one has.
+std::optional<FailedWait> NcclWatch::State::look(std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  std::optional<std::string> error = group.error();
+  lock.lock();
+  if (!error) error = lost;
+  const bool is_held = asked_since && steady_seconds() - *asked_since > group.timeout_s;
+  if (!error && !health.heartbeat.alarmed() && !(*gave_up && stands_at) && !is_held)
+    return std::nullopt;
+  FailedWait failed = failed_wait();
+  if (!error) return failed;
+  failed.end = WaitEnd::kConnectionLost;
+  failed.why = *error;
+  return failed;
+}
+
+/// Returns what look() does, by where the device stands now and not a tick ago, unless the device
+/// does not answer.
+std::optional<FailedWait> NcclWatch::State::look_twice(std::unique_lock<std::mutex>& lock) {
+  if (!look(lock)) return std::nullopt;
+  const int64_t before = questions;
+  hurry = true;
+  changed.notify_all();
+  changed.wait_for(lock, Seconds(2 * group.tick_s),
+                   [&] { return is_over() || lost || answered > before; });
+  return look(lock);
+}
+
+/// The diagnosis, or the one that was there before.
+std::string NcclWatch::State::judge(const FailedWait& wait) {
+  std::string why = health.heartbeat.judge(wait);
+  std::lock_guard lock(mutex);
+  if (!failure) failure = std::move(why);
+  changed.notify_all();
+  return *failure;
+}
+
+void NcclWatch::State::abort() {
+  try {
+    group.abort();
+  } catch (const std::exception&) {
+    // The group has failed already, and its reason is known.
+  }
+}
+
+/// The thread that judges, and then aborts.
+void NcclWatch::State::judge_all() {
+  std::unique_lock lock(mutex);
+  while (!is_over()) {
+    if (const std::optional<FailedWait> failed = look_twice(lock)) {
+      lock.unlock();
+      judge(*failed);
+      lock.lock();
+      break;
+    }
+    changed.wait_for(lock, Seconds(group.tick_s), [this] { return is_over() || *gave_up || lost; });
+  }
+  if (failure) {
+    // NCCL ends the exchanges of other ranks with us, too, as if they had gone well. These have
+    // heard of the failure by then, and take what they received for what it is.
+    lock.unlock();
+    std::this_thread::sleep_for(Seconds(group.told_s));
+    lock.lock();
+    aborting = true;
+    changed.notify_all();
+    lock.unlock();
+    abort();
+    lock.lock();
+  }
+  ended = true;
+  changed.notify_all();
+}
+
+NcclWatch::NcclWatch(Group group, Health& health)
+    : state_(std::make_shared<State>(std::move(group), health)) {
+  std::thread([state = state_] { state->ask(); }).detach();
+  std::thread([state = state_] { state->judge_all(); }).detach();
+}
+
+NcclWatch::~NcclWatch() {
+  constexpr Seconds kFarewell(2);
+  State& state = *state_;
+  std::unique_lock lock(state.mutex);
+  state.stop = true;
+  state.changed.notify_all();
+  // One thread uses what dies with us until it aborts, the other one while uses_health is set.
+  state.changed.wait(lock, [&] { return (state.ended || state.aborting) && !state.uses_health; });
+  state.changed.wait_for(lock, kFarewell, [&] { return state.ended; });
+  if (state.stands_at) state.health.watchdog->end();
+}
+
+std::shared_ptr<NcclWatch::Exchange> NcclWatch::begin(Activity at, std::vector<int> peers) {
+  const std::shared_ptr<Exchange> exchange(
+      new Exchange{.at = std::move(at), .peers = std::move(peers)});
+  std::lock_guard lock(state_->mutex);
+  state_->under_way.push_back(exchange);
+  return exchange;
+}
+
+void NcclWatch::issued(Exchange& exchange, DeviceMark end) {
+  std::lock_guard lock(state_->mutex);
+  exchange.end = std::move(end);
+  exchange.is_issued = true;
+  exchange.is_awaited = false;
+}
+
+void NcclWatch::wait_for(Exchange& exchange, DeviceMark from) {
+  std::lock_guard lock(state_->mutex);
+  if (exchange.is_awaited) return;
+  exchange.awaited_from = std::move(from);
+  exchange.is_awaited = true;
+}
+
+std::optional<std::string> NcclWatch::failure() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->failure;
+}
+
+std::string NcclWatch::end(const FailedWait& wait) { return state_->judge(wait); }
+
+bool NcclWatch::is_idle() { return !state_->first(); }
+
+}  // namespace distca

@@ -1,0 +1,148 @@
+#include "distca/config/run_grid.h"
+
+#include <fmt/ranges.h>
+
+#include <charconv>
+#include <numeric>
+#include <regex>
+
+#include "distca/base/error.h"
+#include "distca/base/text.h"
+#include "distca/cost/stage_layers.h"
+#include "distca/plan/scheduler.h"
+
+namespace distca {
+namespace {
+
+int stages_of(const Config& config) {
+  return static_cast<int>(config.parallel.pipeline_model_parallel_size);
+}
+
+/// parallel.pipeline_layers as ranges of layers.
+std::vector<Range> given_layers(const Config& config) {
+  const std::string& text = config.parallel.pipeline_layers;
+  std::vector<Range> layers;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    int64_t count = 0;
+    const auto [stop, fault] = std::from_chars(text.data() + begin, text.data() + end, count);
+    DISTCA_THROW_IF(
+        fault != std::errc() || stop != text.data() + end || count < 1 || end + 1 == text.size(),
+        ErrorKind::kConfig,
+        "parallel.pipeline_layers = {}: whole numbers from 1, one a stage, as 8,8,8,6", text);
+    const int64_t first = layers.empty() ? 0 : layers.back().end;
+    DISTCA_THROW_IF(count > config.model.num_hidden_layers, ErrorKind::kConfig,
+                    "parallel.pipeline_layers = {}: the model has {} layers "
+                    "(model.num_hidden_layers)",
+                    text, config.model.num_hidden_layers);
+    layers.push_back({first, first + count});
+    begin = end + 1;
+  }
+  return layers;
+}
+
+std::vector<Range> layers_of(const Config& config) {
+  const std::string& text = config.parallel.pipeline_layers;
+  if (text.empty()) return even_stages(config.model.shape(), stages_of(config));
+  std::vector<Range> layers = given_layers(config);
+  DISTCA_THROW_IF(layers.size() != static_cast<size_t>(stages_of(config)) ||
+                      layers.back().end != config.model.num_hidden_layers,
+                  ErrorKind::kConfig,
+                  "parallel.pipeline_layers = {}: {} stage{} of {} layers in all, wanted are {} "
+                  "stage{} (parallel.pipeline_model_parallel_size) of {} (model.num_hidden_layers)",
+                  text, layers.size(), layers.size() == 1 ? "" : "s", layers.back().end,
+                  stages_of(config), stages_of(config) == 1 ? "" : "s",
+                  config.model.num_hidden_layers);
+  return layers;
+}
+
+}  // namespace
+
+Stage RunGrid::stage_of(int rank) const {
+  const int stage = grid.stage(rank);
+  if (stage < 0) return {.index = grid.stages, .count = grid.stages};
+  return {.index = stage, .count = grid.stages, .layers = layers[stage]};
+}
+
+std::vector<int> RunGrid::replicas_of(int stage) const {
+  std::vector<int> ranks(grid.replicas);
+  std::iota(ranks.begin(), ranks.end(), grid.rank(stage, 0));
+  return ranks;
+}
+
+std::string RunGrid::name_of(int rank) const {
+  if (!is_pipeline()) return fmt::format("rank {}", rank);
+  if (grid.stage(rank) < 0) return fmt::format("rank {} (dedicated server)", rank);
+  return fmt::format("rank {} (stage {}, replica {})", rank, grid.stage(rank), grid.replica(rank));
+}
+
+std::string RunGrid::named(const std::string& text) const {
+  static const std::regex rank_words(R"(\brank (\d{1,6})\b(?! \((?:stage|dedicated)))");
+  if (!is_pipeline()) return text;
+  std::string result;
+  auto end = text.begin();
+  for (std::sregex_iterator at(text.begin(), text.end(), rank_words), none; at != none; ++at) {
+    result.append(end, text.begin() + at->position());
+    const int rank = std::stoi((*at)[1]);
+    result += rank < grid.num_ranks() ? name_of(rank) : at->str();
+    end = text.begin() + at->position() + at->length();
+  }
+  return result.append(end, text.end());
+}
+
+std::string RunGrid::words() const {
+  const int workers = grid.num_workers();
+  std::string text = fmt::format("{} worker{}", workers, workers == 1 ? "" : "s");
+  if (!is_pipeline()) return text;
+  std::vector<std::string> ranges;
+  for (const Range& of : layers) {
+    ranges.push_back(of.size() == 1 ? std::to_string(of.begin)
+                                    : fmt::format("{}-{}", of.begin, of.end - 1));
+  }
+  return fmt::format("{} = {} stages (layers {}) x {} replica{}", text, grid.stages,
+                     fmt::join(ranges, ", "), grid.replicas, grid.replicas == 1 ? "" : "s");
+}
+
+RunGrid run_grid(const Config& config, int num_workers) {
+  const int stages = stages_of(config);
+  DISTCA_THROW_IF(num_workers % stages != 0, ErrorKind::kConfig,
+                  "parallel.pipeline_model_parallel_size = {}: {} worker{} cannot be divided over "
+                  "the stages; start a multiple of {}",
+                  stages, num_workers, num_workers == 1 ? "" : "s", stages);
+  return {.grid = {.stages = stages,
+                   .replicas = num_workers / stages,
+                   .dedicated = static_cast<int>(config.servers.dedicated)},
+          .layers = layers_of(config)};
+}
+
+void check_pipeline(const Config& config) {
+  const int stages = stages_of(config);
+  const std::string size = fmt::format("parallel.pipeline_model_parallel_size = {}", stages);
+  DISTCA_THROW_IF(
+      stages > config.model.num_hidden_layers, ErrorKind::kConfig,
+      "{}: the model has {} layer{} (model.num_hidden_layers), and every stage needs one", size,
+      config.model.num_hidden_layers, config.model.num_hidden_layers == 1 ? "" : "s");
+  layers_of(config);
+  if (stages == 1) return;
+  DISTCA_THROW_IF(config.exchange.keys == Config::Exchange::Keys::kKeep, ErrorKind::kConfig,
+                  "exchange.keys = keep with {}: backward of a tick pools other micro-batches than "
+                  "forward, so servers cannot keep keys; use auto or redispatch",
+                  size);
+  DISTCA_THROW_IF(config.servers.reweight || config.plan.tolerance.is_auto(), ErrorKind::kConfig,
+                  "{} with {}: ticks are planned with stated speeds only; leave it out",
+                  config.servers.reweight ? "servers.reweight = true" : "plan.tolerance = auto",
+                  size);
+  const bool at_home = config.parallel.pipeline_schedule == PipelineSchedule::kAtHome;
+  const bool fills = config.plan.fill_ticks != FillTicks::kExact;
+  DISTCA_THROW_IF(
+      fills && (at_home || !find_scheduler(config.plan.scheduler).split_kv), ErrorKind::kConfig,
+      "plan.fill_ticks with {}: it would be ignored; leave it out, or use "
+      "pipeline_schedule = aligned and scheduler = balanced",
+      at_home ? "parallel.pipeline_schedule = 1f1b" : "plan.scheduler = " + config.plan.scheduler);
+  DISTCA_THROW_IF(at_home && config.servers.dedicated > 0, ErrorKind::kConfig,
+                  "servers.dedicated = {} with parallel.pipeline_schedule = 1f1b: there each stage "
+                  "computes its own attention; use aligned",
+                  config.servers.dedicated);
+}
+
+}  // namespace distca

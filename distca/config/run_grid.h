@@ -1,0 +1,45 @@
+#pragma once
+// The places of the ranks in a run: the stages of its pipeline, their replicas and layers, and the
+// dedicated servers. Without a pipeline there is one stage. Any thread may call the functions.
+//
+//     const RunGrid run = run_grid(config, num_workers);
+//     const std::vector<Weight> weights = weight_table(config.model, run.stage_of(rank));
+
+#include <string>
+#include <vector>
+
+#include "distca/base/integers.h"
+#include "distca/config/config.h"
+#include "distca/plan/pipeline/ticks.h"
+#include "distca/program/program.h"
+
+namespace distca {
+
+struct RunGrid {
+  Grid grid;                  // rank = stage * replicas + replica, then the dedicated servers
+  std::vector<Range> layers;  // [stage] of the model
+
+  bool is_pipeline() const { return grid.stages > 1; }
+  /// The part of the model that a rank holds. A dedicated server's stage has no layers.
+  Stage stage_of(int rank) const;
+  /// The ranks that hold this stage's weights.
+  std::vector<int> replicas_of(int stage) const;
+  /// The first of the ranks that hold the same weights as this one.
+  int first_replica(int rank) const { return grid.rank(grid.stage(rank), 0); }
+  /// "rank 3" or, in a pipeline, "rank 3 (stage 1, replica 1)".
+  std::string name_of(int rank) const;
+  /// A text in which each "rank 3" has become name_of(3), in a pipeline.
+  std::string named(const std::string& text) const;
+  /// "4 workers" or, in a pipeline, "4 workers = 2 stages (layers 0-3, 4-7) x 2 replicas".
+  std::string words() const;
+};
+
+/// The grid of a run with so many ranks that hold weights. Throws Error(kConfig) if they cannot be
+/// divided over the stages.
+RunGrid run_grid(const Config& config, int num_workers);
+
+/// Throws Error(kConfig), which names the keys, if a configuration asks for a pipeline that cannot
+/// be. load_config calls it.
+void check_pipeline(const Config& config);
+
+}  // namespace distca

@@ -1,0 +1,59 @@
+#include "distca/forecast/batch_programs.h"
+
+#include <utility>
+
+#include "distca/forecast/step_program.h"
+
+namespace distca {
+
+BatchPrograms::BatchPrograms(const Config& config, const BatchPlan& plans,
+                             ProgramRequest::Kind kind, int num_workers)
+    : config_(config),
+      plans_(plans),
+      kind_(kind),
+      run_(run_grid(config, num_workers)),
+      indices_(plans.plans.begin(), plans.plans.end()) {}
+
+Program BatchPrograms::of(int rank, std::shared_ptr<const GradientExchange> gradients) const {
+  const StepOptions options = step_options(config_);
+  if (plans_.pipeline) {
+    const PipelineParts::Format format = {
+        .types = exchange_types(config_.model.dtype, options.wide_gradients),
+        .row_bytes = hand_over_bytes(config_.model, 1)};
+    return step_program(config_.model, options, plans_.pipeline->part(rank, format), kind_,
+                        std::move(gradients));
+  }
+  std::vector<NanoPart> parts;
+  for (size_t i = 0; i < indices_.size(); ++i) {
+    parts.push_back(
+        {attention_exchange(indices_[i], rank, config_.model, options, i % plans_.num_windows),
+         plans_.redispatched});
+  }
+  return step_program(config_.model, options, rank < run_.grid.num_workers(), kind_,
+                      std::move(parts), std::move(gradients));
+}
+
+Program BatchPrograms::of(int rank, int64_t most_buckets) const {
+  const bool sums = kind_ == ProgramRequest::Kind::kTrain;
+  return of(rank, sums ? rank_gradients(config_, run_, rank, most_buckets) : nullptr);
+}
+
+int64_t bytes_between_nodes(const Program& program, int rank, int64_t ranks_per_node) {
+  int64_t bytes = 0;
+  for (const Op& op : program.ops) {
+    if (op.stream != Stream::kComm || op.bucket >= 0) continue;
+    for (const PeerMessage& message : program.sends(op).messages) {
+      if (message.peer / ranks_per_node != rank / ranks_per_node) bytes += message.bytes;
+    }
+  }
+  return bytes;
+}
+
+std::shared_ptr<const GradientExchange> rank_gradients(const Config& config, const RunGrid& run,
+                                                       int rank, int64_t most_buckets) {
+  if (rank >= run.grid.num_workers()) return nullptr;
+  return gradient_exchange(config.model, step_options(config), run.stage_of(rank), rank,
+                           run.grid.replicas, most_buckets);
+}
+
+}  // namespace distca

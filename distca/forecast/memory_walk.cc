@@ -1,0 +1,446 @@
+#include "distca/forecast/memory_walk.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "distca/base/error.h"
+#include "distca/base/integers.h"
+#include "distca/forecast/step_program.h"
+#include "distca/runtime/attention_memory.h"
+
+namespace distca {
+namespace {
+
+using enum MemoryPart;
+
+/// The bytes that a rank holds now, and the most that it has held.
+class Ledger {
+ public:
+  void begin(std::string operation) { operation_ = std::move(operation); }
+  void take(MemoryPart part, double bytes) {
+    now_.bytes[static_cast<size_t>(part)] += bytes;
+    if (const double total = now_.total(); total > most_) {
+      most_ = total;
+      peak_ = now_;
+      peak_.where = operation_;
+    }
+    const double passing = now_.of(kLogits) + now_.of(kPhase);
+    most_passing_ = std::max(most_passing_, passing);
+  }
+  void give(MemoryPart part, double bytes) { now_.bytes[static_cast<size_t>(part)] -= bytes; }
+  /// Takes what is given back before anything else is taken.
+  void pass(MemoryPart part, double bytes) {
+    take(part, bytes);
+    give(part, bytes);
+  }
+  PeakMemory peak() const {
+    PeakMemory peak = peak_;
+    peak.most_passing = most_passing_;
+    return peak;
+  }
+
+ private:
+  PeakMemory now_, peak_;
+  double most_ = -1, most_passing_ = 0;
+  std::string operation_;
+};
+
+/// Bytes of what one row (token) has in a layer. Letters as in model/llama.h.
+struct RowBytes {
+  explicit RowBytes(const LlamaConfig& model)
+      : type(static_cast<double>(element_bytes(model.dtype))),
+        wide(master_bytes(model)),
+        hidden(static_cast<double>(model.hidden_size) * type),
+        inner(static_cast<double>(model.intermediate_size) * type),
+        q(static_cast<double>(model.num_attention_heads * model.head_dim) * type),
+        k(static_cast<double>(model.num_key_value_heads * model.head_dim) * type),
+        head(static_cast<double>(model.num_attention_heads) * wide),
+        normed(model.has_qk_norm() ? q + k +
+                                         static_cast<double>(model.num_attention_heads +
+                                                             model.num_key_value_heads) *
+                                             wide
+                                   : 0),
+        rope(2 * static_cast<double>(model.head_dim) * wide) {}
+
+  double type, wide;  // an element of phases, and one of norms, sums, logits
+  double hidden;      // C
+  double inner;       // the MLP's
+  double q, k;        // also O; also V
+  double head;        // LSE or delta
+  double normed;      // inputs and factors that a norm of Q and K keeps
+  double rope;
+  double qkv() const { return q + 2 * k; }
+  bool converts() const { return type != wide; }
+};
+
+/// Plays one rank's program on paper. The names of its methods are those of NanoPhases and
+/// CoreAttention; what each takes and gives back stands in their order.
+class Walk {
+ public:
+  Walk(const Config& config, const Program& program, int64_t multiprocessors)
+      : model_(config.model),
+        program_(program),
+        of_attention_(attention_memory(config, program, multiprocessors)),
+        row_(config.model),
+        recompute_(config.train.recompute),
+        chunk_rows_(static_cast<double>(step_options(config).chunk_rows)),
+        loss_rows_(static_cast<double>(step_options(config).loss_rows(config.model))),
+        landed_(program.ops.size()) {
+    for (const Op& op : program.ops) {
+      if (op.nano_batch < 0) continue;
+      if (static_cast<size_t>(op.nano_batch) >= nanos_.size()) nanos_.resize(op.nano_batch + 1);
+      Nano& nano = nanos_[op.nano_batch];
+      if (op.kind == OpKind::kCoreAttention)
+        nano.tokens = static_cast<double>(program.exchanges[op.exchange]->rows.local_tokens);
+      if (op.kind == OpKind::kRedispatch) nano.keys_travel_again = true;
+    }
+  }
+
+  void stand(const MemoryParts& standing) {
+    ledger_.begin("every operation");
+    ledger_.take(kWeights, standing.weights);
+    ledger_.take(kGradients, standing.gradients);
+    ledger_.take(kCopies, standing.copies);
+    ledger_.take(kState, standing.state);
+    ledger_.take(kCheckpoint, standing.checkpoint);
+  }
+
+  /// In the order of the executor, which lands what was handed over when it is first waited for.
+  void play_phases() {
+    for (const Nano& nano : nanos_) ledger_.take(kActivations, nano.tokens * kIdBytes);
+    for (const Op& op : program_.ops) {
+      for (const int32_t dep : op.wait_for) land(dep);
+      // Gradients are added up and weights updated where they are.
+      if (op.bucket >= 0 || op.kind == OpKind::kGradNorm) continue;
+      if (op.stream == Stream::kComm && op.kind != OpKind::kHandOver) continue;
+      ledger_.begin(describe(op));
+      if (op.kind == OpKind::kCoreAttention) {
+        core_attention(op);
+      } else {
+        play(op, nanos_[op.nano_batch]);
+      }
+    }
+  }
+
+  PeakMemory peak() const { return ledger_.peak(); }
+
+ private:
+  static constexpr double kIdBytes = 3 * 8;  // a token, its target and its position
+
+  struct Nano {
+    double tokens = 0;
+    bool keys_travel_again = false;
+    double partials = 0;    // O and LSE of tasks with part of the keys, until they are merged
+    bool has_sums = false;  // dQ, dK, dV of the layer under way
+  };
+  double chunk_of(const Nano& nano) const { return std::min(nano.tokens, chunk_rows_); }
+  bool has_chunks(const Nano& nano) const { return nano.tokens > chunk_rows_; }
+
+  void play(const Op& op, Nano& nano) {
+    const bool forward = op.pass == Pass::kForward;
+    switch (op.kind) {
+      case OpKind::kEmbed:
+        return forward ? embed(nano) : embed_backward(nano);
+      case OpKind::kPreAttention:
+        return forward ? pre_attention(nano) : pre_attention_backward(nano, op.layer);
+      case OpKind::kPostAttention:
+        return forward ? post_attention(nano) : post_attention_backward(nano);
+      case OpKind::kLoss:
+        return forward ? loss(nano) : void();
+      case OpKind::kHandOver:
+        if (op.is_receive) return;  // until it is landed
+        return forward ? take_output(nano) : take_gradient(nano);
+      default:
+        DISTCA_CHECK(false, "no phase: {}", describe(op));
+    }
+  }
+
+  void land(int32_t index) {
+    const Op& op = program_.ops[index];
+    if (op.kind != OpKind::kHandOver || !op.is_receive || landed_[index]) return;
+    landed_[index] = true;
+    ledger_.begin(describe(op));
+    const Nano& nano = nanos_[op.nano_batch];
+    op.pass == Pass::kForward ? begin(nano) : begin_backward(nano);
+  }
+
+  bool full() const { return recompute_ == Recompute::kFull; }
+  /// Returns true if operators keep what their matrix products read.
+  bool keeps_products() const { return recompute_ == Recompute::kNone; }
+  double matrix(int64_t rows, int64_t columns) const {
+    return static_cast<double>(rows) * static_cast<double>(columns) * row_.type;
+  }
+  double mlp_matrix() const { return matrix(model_.intermediate_size, model_.hidden_size); }
+  double q_matrix() const {
+    return matrix(model_.num_attention_heads * model_.head_dim, model_.hidden_size);
+  }
+  double k_matrix() const {
+    return matrix(model_.num_key_value_heads * model_.head_dim, model_.hidden_size);
+  }
+
+  /// Gradients by matrices: added to .grad at once or, where a copy in the compute type got them,
+  /// by collect_gradients().
+  void give_matrices(double bytes) {
+    if (row_.converts()) {
+      uncollected_ += bytes;
+    } else {
+      ledger_.give(kPhase, bytes);
+    }
+  }
+  /// The largest matrix is converted while all are there.
+  void collect_gradients(double largest) {
+    if (row_.converts()) ledger_.pass(kPhase, largest / row_.type * row_.wide);
+    ledger_.give(kPhase, uncollected_);
+    uncollected_ = 0;
+  }
+
+  void embed(const Nano& nano) { begin(nano); }
+  /// With the rows that the first layer reads, the stage makes RoPE of their positions.
+  void begin(const Nano& nano) {
+    ledger_.take(kActivations, nano.tokens * (row_.hidden + row_.rope));
+  }
+  /// The last layer's graph keeps its output; kFull has no graph.
+  void take_output(const Nano& nano) {
+    if (full()) ledger_.give(kActivations, nano.tokens * row_.hidden);
+  }
+  void begin_backward(const Nano& nano) { ledger_.take(kActivations, nano.tokens * row_.hidden); }
+  /// Nothing of the nano-batch stays.
+  void take_gradient(const Nano& nano) {
+    ledger_.give(kActivations, nano.tokens * (row_.hidden + row_.rope + kIdBytes));
+  }
+
+  /// x -> Q, K, V of some rows, which go to `part`; RoPE makes Q and K anew.
+  void pre_attention_of(double rows, bool keeps, MemoryPart part) {
+    ledger_.take(part, rows * (row_.wide + (keeps ? row_.hidden : 0)));
+    if (!keeps) ledger_.pass(kPhase, rows * (row_.hidden + row_.qkv()));
+    ledger_.take(part, rows * row_.qkv());
+    if (row_.normed > 0) return ledger_.take(part, rows * row_.normed);
+    ledger_.pass(kPhase, rows * (row_.q + row_.k));
+  }
+
+  void pre_attention(const Nano& nano) {
+    if (full()) {  // nothing but Q, K, V stays, of no graph
+      pre_attention_of(chunk_of(nano), false, kPhase);
+      ledger_.give(kPhase, chunk_of(nano) * (row_.wide + row_.qkv() + row_.normed));
+      ledger_.take(kActivations, nano.tokens * row_.qkv());
+    } else {
+      pre_attention_of(nano.tokens, keeps_products(), kActivations);
+    }
+    ledger_.take(kActivations, nano.tokens * (row_.q + row_.head));  // O, LSE
+  }
+
+  /// [exchange] memory of ATen's operators on a CUDA device; empty on the CPU, whose kernel keeps
+  /// its scratch.
+  static std::vector<AttentionMemory> attention_memory(const Config& config, const Program& program,
+                                                       int64_t multiprocessors) {
+    std::vector<AttentionMemory> memory;
+    if (!config.on_cuda() || config.train.steps == 0) return memory;
+    const KernelRequest request = kernel_request(config);
+    for (const auto& exchange : program.exchanges) {
+      memory.push_back(cuda_attention_memory(
+          *exchange, request.shape, request.type,
+          {.multiprocessors = multiprocessors, .deterministic = config.train.deterministic}));
+    }
+    return memory;
+  }
+
+  void core_attention(const Op& op) {
+    const auto operators = static_cast<double>(
+        of_attention_.empty() ? 0
+                              : of_attention_[op.exchange][static_cast<size_t>(op.tasks)]
+                                             [static_cast<size_t>(op.pass)]);
+    const AttentionExchange& exchange = *program_.exchanges[op.exchange];
+    double partials = 0;
+    if (op.pass == Pass::kForward) {
+      for (const int32_t i : exchange.tasks_of(op.tasks)) {
+        const ServerTask& task = exchange.rows.tasks[i];
+        if (!task.partial) continue;
+        partials +=
+            static_cast<double>(task.q.tokens) * (row_.q / row_.type * row_.wide + row_.head);
+      }
+    }
+    if (op.nano_batch < 0) return ledger_.pass(kPhase, partials + operators);
+    Nano& nano = nanos_[op.nano_batch];
+    ledger_.take(kPhase, partials);
+    nano.partials += partials;
+    if (op.pass == Pass::kBackward && !nano.has_sums) {
+      nano.has_sums = true;
+      ledger_.take(kActivations, nano.tokens * sums());
+    }
+    ledger_.pass(kPhase, operators);
+  }
+  /// dQ, dK, dV in the type in which they are summed.
+  double sums() const { return row_.qkv() / row_.type * row_.wide; }
+
+  /// Bytes that the graph of post-attention keeps of a row, without its inputs and its output.
+  double post_kept(bool keeps) const {
+    return row_.hidden + row_.wide + 2 * row_.inner + (keeps ? row_.hidden + row_.inner : 0);
+  }
+
+  void post_attention(Nano& nano) {
+    ledger_.give(kPhase, nano.partials);
+    nano.partials = 0;
+    if (full()) {
+      const double rows = chunk_of(nano);
+      ledger_.take(kActivations, nano.tokens * row_.hidden);  // y
+      ledger_.pass(kPhase, rows * (post_kept(false) + row_.inner + row_.hidden));
+      if (!nano.keys_travel_again) ledger_.give(kActivations, nano.tokens * row_.qkv());
+      return;
+    }
+    const bool keeps = keeps_products();
+    ledger_.take(kActivations, nano.tokens * post_kept(keeps));
+    if (!keeps) ledger_.pass(kPhase, nano.tokens * (row_.inner + row_.hidden));
+    ledger_.take(kActivations, nano.tokens * row_.hidden);  // y
+    ledger_.pass(kPhase, nano.tokens * row_.hidden);        // without the residual
+  }
+
+  void loss(const Nano& nano) {
+    ledger_.take(kActivations, nano.tokens * row_.hidden);  // the gradient
+    const double rows = std::min(nano.tokens, loss_rows_);
+    const double logits = rows * static_cast<double>(model_.vocab_size);
+    const double head = matrix(model_.vocab_size, model_.hidden_size);
+    const double norm = rows * (row_.hidden + row_.wide);  // the head's input, and factors
+    ledger_.take(kPhase, norm);
+    // Forward: logits and log-probabilities; backward: log-probabilities, the gradient by them, and
+    // that by the logits.
+    ledger_.pass(kLogits, logits * (row_.converts() ? row_.type + 2 * row_.wide : 2 * row_.wide));
+    ledger_.pass(kLogits, 3 * logits * row_.wide);
+    ledger_.take(kLogits, logits * row_.type);
+    ledger_.take(kPhase, head + rows * row_.hidden);
+    ledger_.pass(kPhase, norm_weight_gradients(rows));
+    ledger_.give(kLogits, logits * row_.type);
+    give_matrices(head);
+    ledger_.give(kPhase, norm);
+    collect_gradients(head);
+    ledger_.give(kPhase, rows * row_.hidden);
+    if (full()) ledger_.give(kActivations, nano.tokens * row_.hidden);  // y has no graph
+  }
+
+  /// Backward of the graph of some rows, which lies in `part`. Leaves the gradients by x and by O
+  /// in kPhase.
+  void post_graph_backward(double rows, bool keeps, MemoryPart part) {
+    // down(silu(gate) * up): the gradient by gate takes the place of the product
+    ledger_.take(kPhase, mlp_matrix() + rows * (keeps ? 1 : 2) * row_.inner);
+    give_matrices(mlp_matrix());
+    ledger_.give(part, rows * ((keeps ? 3 : 2) * row_.inner));
+    if (keeps) ledger_.take(kPhase, rows * row_.inner);
+    // gate and up of the norm, whose gradient by its input takes the place of that by its output
+    const double again = keeps ? 0 : rows * row_.hidden;
+    ledger_.take(kPhase, again + 2 * mlp_matrix() + rows * row_.hidden);
+    ledger_.pass(kPhase, norm_weight_gradients(rows));
+    ledger_.give(kPhase, again + rows * 2 * row_.inner);
+    give_matrices(2 * mlp_matrix());
+    ledger_.give(part, rows * (row_.wide + (keeps ? row_.hidden : 0)));
+    // The residual: a sum, of which the gradient by x is a copy
+    ledger_.take(kPhase, rows * row_.hidden);
+    ledger_.give(part, rows * row_.hidden);
+    ledger_.take(kPhase, rows * row_.q + q_matrix());
+    give_matrices(q_matrix());
+    ledger_.give(kPhase, rows * row_.hidden);
+    collect_gradients(mlp_matrix());
+  }
+  /// A row for each block of rows.
+  double norm_weight_gradients(double rows) const {
+    constexpr double kBlockElements = 1 << 15;
+    const auto hidden = static_cast<double>(model_.hidden_size);
+    return rows / std::max(1.0, kBlockElements / hidden) * hidden * row_.wide;
+  }
+
+  /// With the forward of these rows before it.
+  void post_chunk_backward(double rows) {
+    ledger_.take(kPhase, rows * (post_kept(true) + row_.hidden));
+    post_graph_backward(rows, true, kPhase);
+    ledger_.give(kPhase, rows * (2 * row_.hidden + row_.q));
+  }
+
+  void post_attention_backward(const Nano& nano) {
+    const double d_x_d_o = nano.tokens * (row_.hidden + row_.q);
+    if (full()) {
+      const double first = chunk_of(nano);
+      post_chunk_backward(first);
+      ledger_.take(kActivations, d_x_d_o);  // gradients of all tokens, once a chunk is done
+      if (has_chunks(nano)) post_chunk_backward(std::min(first, nano.tokens - first));
+      ledger_.give(kActivations, nano.tokens * row_.hidden);  // the gradient by y
+      if (!nano.keys_travel_again) set_qkv_again(nano);
+    } else {
+      post_graph_backward(nano.tokens, keeps_products(), kActivations);
+      ledger_.give(kPhase, d_x_d_o);
+      ledger_.take(kActivations, d_x_d_o);
+      ledger_.give(kActivations, nano.tokens * 2 * row_.hidden);  // y and the gradient by it
+    }
+    // delta
+    const double wide = nano.tokens * row_.q / row_.type * row_.wide;
+    ledger_.pass(kPhase, row_.converts() ? 3 * wide : wide);
+    ledger_.take(kActivations, nano.tokens * row_.head);
+  }
+
+  /// The rows of all tokens are the graph's own where there is one chunk.
+  void set_qkv_again(const Nano& nano) {
+    if (has_chunks(nano)) ledger_.take(kActivations, nano.tokens * row_.qkv());
+    pre_attention_of(nano.tokens, false, kActivations);
+  }
+
+  void pre_attention_backward(Nano& nano, int layer) {
+    nano.has_sums = false;
+    // Phases take the sums in their own type: in new tensors if the sums have another type.
+    const double gradients = nano.tokens * row_.qkv();
+    if (row_.converts()) ledger_.take(kPhase, gradients);
+    ledger_.give(kActivations, nano.tokens * (sums() + 2 * row_.q + 2 * row_.head));
+    if (!row_.converts()) ledger_.take(kPhase, gradients);
+    if (full() && has_chunks(nano) && !nano.keys_travel_again)
+      ledger_.give(kActivations, nano.tokens * row_.qkv());
+    const double rows = full() ? chunk_of(nano) : nano.tokens;
+    if (full() && nano.keys_travel_again) {  // Q, K, V have gone with the home's
+      ledger_.give(kActivations, nano.tokens * row_.qkv());
+      pre_attention_of(rows, false, kPhase);
+    }
+    const bool keeps = keeps_products();
+    const double rotated = rows * (row_.q + row_.k), of_norm = rows * row_.hidden;
+    const double matrices = q_matrix() + 2 * k_matrix();
+    ledger_.take(kPhase, rotated + matrices + of_norm + (keeps ? 0 : rows * row_.hidden) +
+                             norm_weight_gradients(rows));
+    ledger_.give(
+        kPhase, rotated + of_norm + (keeps ? 0 : rows * row_.hidden) + norm_weight_gradients(rows));
+    give_matrices(matrices);
+    collect_gradients(std::max(q_matrix(), k_matrix()));
+    if (full() && nano.keys_travel_again) {
+      ledger_.give(kPhase, rows * (row_.qkv() + row_.normed + row_.wide));
+    } else {
+      ledger_.give(kActivations, nano.tokens * (row_.qkv() + row_.normed + row_.wide +
+                                                (keeps ? row_.hidden : 0)));
+    }
+    // x goes; that of an upper layer is the y of the layer below, which keeps it until its own
+    // turn.
+    if (full() || layer == program_.stage.layers.begin)
+      ledger_.give(kActivations, nano.tokens * row_.hidden);
+    ledger_.give(kPhase, gradients);
+  }
+
+  void embed_backward(const Nano& nano) { take_gradient(nano); }
+
+  const LlamaConfig& model_;
+  const Program& program_;
+  const std::vector<AttentionMemory> of_attention_;
+  const RowBytes row_;
+  const Recompute recompute_;
+  const double chunk_rows_;
+  const double loss_rows_;
+  std::vector<Nano> nanos_;
+  std::vector<bool> landed_;  // [operation] of what is handed over
+  Ledger ledger_;
+  double uncollected_ = 0;  // bytes of gradients that collect_gradients() will add
+};
+
+}  // namespace
+
+PeakMemory peak_of_step(const Config& config, const Program& program, const MemoryParts& standing,
+                        int64_t multiprocessors) {
+  Walk walk(config, program, multiprocessors);
+  walk.stand(standing);
+  if (config.train.steps > 0) walk.play_phases();
+  return walk.peak();
+}
+
+}  // namespace distca

@@ -1,0 +1,23 @@
+#pragma once
+// Plays the program of one rank's step on paper: every operation takes and gives back the bytes
+// that train/nano_phases.h, train/hand_overs.h, model/ and runtime/ take and give back in it, in
+// the order in which the executor plays them. Any thread may call the function.
+//
+//     const PeakMemory peak = peak_of_step(config, program, standing_memory(config, workers,
+//     local));
+
+#include "distca/config/config.h"
+#include "distca/forecast/memory.h"
+#include "distca/forecast/memory_peak.h"
+#include "distca/kernels/varlen_memory.h"
+#include "distca/program/program.h"
+
+namespace distca {
+
+/// The moment of the step in which the tensors take most, on top of what stands in memory. Exchange
+/// buffers, which stand during every operation, are not counted. A run of no steps plays nothing.
+/// `multiprocessors`: of a CUDA device; nothing else reads it.
+PeakMemory peak_of_step(const Config& config, const Program& program, const MemoryParts& standing,
+                        int64_t multiprocessors = kernels::FlashDevice().multiprocessors);
+
+}  // namespace distca

@@ -1,0 +1,174 @@
+#include "distca/forecast/plan_figures.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "distca/base/error.h"
+#include "distca/forecast/pipeline_imbalance.h"
+
+namespace distca {
+namespace {
+
+/// By how much those who share a batch's load wait: the sum over nano-batches of the busiest one's
+/// time over the sum of the mean.
+class Imbalance {
+ public:
+  /// `weight`: of how many of these loads the sum is.
+  void add(const Cluster& cluster, const std::vector<int64_t>& load, double weight) {
+    const auto total =
+        weight * static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0}));
+    max_ += total * max_over_mean(cluster, load);
+    mean_ += total;
+  }
+  double value() const { return mean_ > 0 ? max_ / mean_ : 1.0; }
+
+ private:
+  double max_ = 0, mean_ = 0;
+};
+
+class Figures {
+ public:
+  Figures(const Config& config, int num_workers, PlanFigures* figures,
+          std::vector<RankSample>* work)
+      : config_(config), figures_(*figures), work_(*work), num_workers_(num_workers) {
+    const auto ranks = static_cast<size_t>(num_ranks(config, num_workers));
+    if (config.attention_profile) figures_.attention_predicted_s.assign(ranks, 0);
+    figures_.load_before.assign(ranks, 0);
+    figures_.load_after.assign(ranks, 0);
+    work_.assign(ranks, {});
+  }
+
+  void add_nano_batch(const BatchPlan& plans, size_t nano) {
+    const std::vector<int64_t> layers = config_.model.num_layers_of_windows();
+    for (size_t window = 0; window < layers.size(); ++window)
+      add_window(plans.plan(nano, window), {layers[window], config_.model.num_hidden_layers});
+    const Plan& plan = plans.plan(nano);
+    for (int worker = 0; worker < num_workers_; ++worker)
+      work_[worker].tokens += plan.layout.num_tokens(worker);
+    if (config_.plan.tolerance.is_auto()) {
+      figures_.chosen.push_back(
+          fmt::format("{} {:g}", plan.options.scheduler,
+                      static_cast<double>(plan.options.tolerance_ppm) * 1e-6));
+    }
+  }
+
+  void add_pipeline(const PipelineParts& parts) {
+    const PipelineRequest& request = parts.request();
+    const Grid& grid = parts.grid();
+    std::vector<std::vector<int64_t>> packed;  // [nano-batch][replica]
+    for (size_t nano = 0; nano < request.homes.size(); ++nano) {
+      const Plan alone{.nano_batch = request.nano_batches[nano],
+                       .cluster = Cluster::in_place(grid.replicas),
+                       .shape = request.shape,
+                       .layout = request.homes[nano],
+                       .load = std::vector<ServerLoad>(grid.replicas)};
+      packed.push_back(packed_load(alone));
+      figures_.pairs = std::accumulate(packed[nano].begin(), packed[nano].end(), figures_.pairs);
+      for (int rank = 0; rank < grid.num_workers(); ++rank)
+        work_[rank].tokens += request.homes[nano].num_tokens(grid.replica(rank));
+    }
+    const std::vector<OrderedExchange>& exchanges = parts.order().exchanges;
+    for (size_t i = 0; i < exchanges.size(); ++i) add_exchange(parts, i, packed);
+    const PipelineImbalance imbalance = pipeline_imbalance(parts, packed);
+    figures_.imbalance_before = imbalance.before;
+    figures_.imbalance_after = imbalance.after;
+  }
+
+ private:
+  /// How many layers a plan is for.
+  struct Layers {
+    int64_t count, all;
+    /// Returns what a load of each of these layers adds to the mean over all layers.
+    int64_t share_of(int64_t load) const { return load / all * count + load % all * count / all; }
+  };
+
+  void add_window(const Plan& plan, const Layers& layers) {
+    std::vector<int64_t> before = packed_load(plan);
+    const double weight = static_cast<double>(layers.count) / static_cast<double>(layers.all);
+    // Plain packing knows no servers but workers.
+    before_.add(Cluster::in_place(num_workers_), before, weight);
+    after_.add(plan.cluster, loads_of(plan), weight);
+    figures_.imbalance_before = before_.value();
+    figures_.imbalance_after = after_.value();
+    Plan mean{.load = plan.load};
+    for (int64_t& load : before) load = layers.share_of(load);
+    for (ServerLoad& load : mean.load) {
+      load.pairs = layers.share_of(load.pairs);
+      load.time_ns = layers.share_of(load.time_ns);
+      figures_.pairs += load.pairs;
+    }
+    add_load(mean, before, 1);
+    add_predicted(plan, static_cast<double>(layers.count));
+  }
+
+  void add_exchange(const PipelineParts& parts, size_t index,
+                    const std::vector<std::vector<int64_t>>& packed) {
+    const OrderedExchange& exchange = parts.order().exchanges[index];
+    const Grid& grid = parts.grid();
+    const bool at_home = parts.schedule() == PipelineSchedule::kAtHome;
+    // A profile's time is that of both passes, and 2/7 of it forward. With 1f1b, both passes of a
+    // nano-batch go through one exchange.
+    const double passes = at_home ? 1 : exchange.pass == Pass::kForward ? 2. / 7 : 5. / 7;
+    for (int stage = 0; stage < (at_home ? grid.stages : 1); ++stage) {
+      const Plan& plan = parts.plan(index, stage);
+      // With 1f1b, an exchange has as many layer steps as the largest stage has layers.
+      const int64_t steps = at_home ? parts.layers()[stage].size() : exchange.layer_steps;
+      add_predicted(plan, passes * static_cast<double>(steps));
+      if (exchange.pass == Pass::kBackward) continue;
+      std::vector<int64_t> before(grid.num_workers(), 0);
+      for (int rank = 0; rank < grid.num_workers(); ++rank) {
+        const int nano = exchange.nano_batches[grid.stage(rank)];
+        if (nano >= 0 && (!at_home || grid.stage(rank) == stage))
+          before[rank] = packed[nano][grid.replica(rank)];
+      }
+      add_load(plan, before, steps);
+    }
+  }
+
+  static std::vector<int64_t> loads_of(const Plan& plan) {
+    std::vector<int64_t> pairs;
+    for (const ServerLoad& load : plan.load) pairs.push_back(load.pairs);
+    return pairs;
+  }
+
+  /// Adds the loads of `steps` layers under a plan, and of as many before balancing.
+  void add_load(const Plan& plan, const std::vector<int64_t>& before, int64_t steps) {
+    for (size_t server = 0; server < plan.load.size(); ++server) {
+      const ServerLoad& load = plan.load[server];
+      if (server < before.size()) figures_.load_before[server] += steps * before[server];
+      figures_.load_after[server] += steps * load.pairs;
+      work_[server].load += steps * (config_.attention_profile ? load.time_ns : load.pairs);
+    }
+  }
+
+  /// Adds the time that the profile, if there is one, predicts for so many layers, both passes.
+  void add_predicted(const Plan& plan, double layers) {
+    if (!config_.attention_profile) return;
+    for (size_t server = 0; server < plan.load.size(); ++server) {
+      figures_.attention_predicted_s[server] +=
+          1e-9 * static_cast<double>(plan.load[server].time_ns) * layers;
+    }
+  }
+
+  const Config& config_;
+  PlanFigures& figures_;
+  std::vector<RankSample>& work_;
+  int num_workers_;
+  Imbalance before_, after_;
+};
+
+}  // namespace
+
+void add_plan_figures(const Config& config, const Batch& batch, const BatchPlan& plans,
+                      int num_workers, PlanFigures* figures, std::vector<RankSample>* work) {
+  for (const NanoBatchSource& source : batch) {
+    figures->tokens += source.nano_batch.num_tokens();
+    figures->targets += source.num_targets();
+  }
+  figures->num_redispatched = plans.redispatched ? static_cast<int64_t>(batch.size()) : 0;
+  Figures sums(config, num_workers, figures, work);
+  for (size_t nano = 0; nano < plans.num_nano_batches(); ++nano) sums.add_nano_batch(plans, nano);
+  if (plans.pipeline) sums.add_pipeline(*plans.pipeline);
+}
+
+}  // namespace distca

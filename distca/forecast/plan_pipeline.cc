@@ -1,0 +1,132 @@
+#include "distca/forecast/plan_pipeline.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "distca/base/error.h"
+#include "distca/cost/stage_layers.h"
+#include "distca/forecast/plan_request.h"
+
+namespace distca {
+namespace {
+
+/// Returns the request for the plan of one stage alone, on its own replicas.
+PlanRequest stage_request(const Config& config, const NanoBatch& nano_batch, const Grid& grid) {
+  Config alone = config;
+  alone.servers.capacity.clear();
+  PlanRequest request = plan_request(alone, nano_batch, grid.replicas);
+  request.cluster.max_memory_bytes = 0;
+  return request;
+}
+
+/// [ranks] Of the rank's own layers. Attention is that of all layer steps of a tick, which are
+/// those of the largest stage.
+std::vector<RankSpeed> stated_stage_speeds(const Config& config, const RunGrid& run) {
+  ModelShape model = config.model.shape();
+  const auto speed_of = [&](int64_t layers) {
+    model.num_layers = layers;
+    return stated_speeds(model, 1, config.attention_profile.get(), config.train.recompute).ranks[0];
+  };
+  const int64_t most = std::ranges::max_element(run.layers, {}, &Range::size)->size();
+  std::vector<RankSpeed> speeds(run.grid.num_ranks(), speed_of(most));
+  for (int rank = 0; rank < run.grid.num_workers(); ++rank) {
+    speeds[rank].linear_ps_per_token =
+        speed_of(run.layers[run.grid.stage(rank)].size()).linear_ps_per_token;
+  }
+  return speeds;
+}
+
+/// [stage] The head's work, which the last stage does in forward ticks, with its backward where
+/// the step trains.
+std::vector<EndsTime> stated_ends(const Config& config, const RunGrid& run, bool trains) {
+  ModelShape model = config.model.shape();
+  model.num_layers = 1;
+  const RankSpeed layer = stated_speeds(model, 1, config.attention_profile.get()).ranks[0];
+  const double forward = static_cast<double>(layer.linear_ps_per_token) / 3 *
+                         static_cast<double>(head_products(model)) /
+                         static_cast<double>(layer_products(model));
+  std::vector<EndsTime> ends(run.grid.stages);
+  ends.back().forward_ps_per_token = std::llround(forward * (trains ? 3 : 1));
+  return ends;
+}
+
+/// With 1f1b, some rank of each stage has to compute its attention.
+void check_stage_capacities(const Config& config, const RunGrid& run,
+                            const std::vector<int64_t>& capacity) {
+  if (capacity.empty() || config.parallel.pipeline_schedule != PipelineSchedule::kAtHome) return;
+  for (int stage = 0; stage < run.grid.stages; ++stage) {
+    const auto first = capacity.begin() + run.grid.rank(stage, 0);
+    DISTCA_THROW_IF(std::all_of(first, first + run.grid.replicas, [](int64_t c) { return c == 0; }),
+                    ErrorKind::kConfig,
+                    "servers.capacity = {}: stage {} has none, and with "
+                    "parallel.pipeline_schedule = 1f1b each stage computes its own attention",
+                    config.servers.capacity, stage);
+  }
+}
+
+/// Throws Error(kPlan) if the activations of the micro-batches in flight take more than
+/// plan.max_memory_gib on a rank of some stage.
+void check_activations(const Config& config, const RunGrid& run, const PipelineParts& parts) {
+  if (config.plan.max_memory_gib <= 0) return;
+  ModelShape model = config.model.shape();
+  const PipelineRequest& request = parts.request();
+  for (int stage = 0; stage < run.grid.stages; ++stage) {
+    model.num_layers = run.layers[stage].size();
+    const int64_t token_bytes =
+        llama_memory(model, config.train.recompute, /*keys_travel_again=*/true).token_bytes;
+    int64_t tokens = 0;
+    for (const Layout& home : request.homes) {
+      for (int replica = 0; replica < run.grid.replicas; ++replica)
+        tokens = std::max(tokens, home.num_tokens(replica));
+    }
+    const int64_t in_flight =
+        std::min<int64_t>(int64_t{request.slots} * most_in_flight(parts.ticks(), stage),
+                          std::ssize(request.nano_batches));
+    const double gib = static_cast<double>(in_flight * tokens * token_bytes) / 0x1p30;
+    DISTCA_THROW_IF(
+        gib > config.plan.max_memory_gib, ErrorKind::kPlan,
+        "plan.max_memory_gib = {}: a rank of stage {} would hold {:.3g} GiB of activations of {} "
+        "nano-batches in flight; use more workers, a smaller batch.nano_batch_tokens, "
+        "train.recompute = full or a larger cap",
+        config.plan.max_memory_gib, stage, gib, in_flight);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const PipelineParts> plan_pipeline(const Config& config, const Batch& batch,
+                                                   const RunGrid& run, bool trains) {
+  const PipelineSchedule schedule = config.parallel.pipeline_schedule;
+  const bool pairs =
+      config.train.overlap == Overlap::kPingPong && schedule != PipelineSchedule::kAtHome;
+  PipelineStepRequest step{.request = {}, .layers = run.layers, .schedule = schedule};
+  PipelineRequest& request = step.request;
+  request.grid = run.grid;
+  request.slots = pairs ? 2 : 1;
+  request.trains = trains;
+  for (const NanoBatchSource& source : batch) {
+    PlanRequest alone = stage_request(config, source.nano_batch, run.grid);
+    request.homes.push_back(make_layout(alone));
+    request.nano_batches.push_back(source.nano_batch);
+    if (request.homes.size() > 1) continue;
+    request.shape = alone.shape;
+    request.options = alone.options;
+    request.profile = alone.profile;
+    request.cluster = alone.cluster;
+  }
+  request.fill_ticks = config.plan.fill_ticks;
+  request.bytes_per_us = config.plan.bandwidth_mb_per_s;
+  request.layer_steps = std::ranges::max_element(run.layers, {}, &Range::size)->size();
+  request.evenness = pairs && batch.size() > 1 ? Evenness::kWhole : Evenness::kAttention;
+  request.speeds = stated_stage_speeds(config, run);
+  request.ends = stated_ends(config, run, trains);
+  request.recompute = config.train.recompute;
+  request.in_place = config.servers.in_place;
+  request.capacity = checked_capacities(config, run.grid.num_workers());
+  check_stage_capacities(config, run, request.capacity);
+  auto parts = std::make_shared<const PipelineParts>(std::move(step));
+  if (trains) check_activations(config, run, *parts);
+  return parts;
+}
+
+}  // namespace distca

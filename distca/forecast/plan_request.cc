@@ -1,0 +1,279 @@
+#include "distca/forecast/plan_request.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+#include "distca/base/hash.h"
+#include "distca/config/run_grid.h"
+#include "distca/cost/task_price.h"
+#include "distca/forecast/plan_pipeline.h"
+#include "distca/plan/choose_tolerance.h"
+#include "distca/program/overlap.h"
+
+namespace distca {
+namespace {
+
+/// How many times faster links inside a node are: NVLink has 450 GB/s, InfiniBand has 50 GB/s.
+constexpr int64_t kInsideOverBetween = 9;
+
+std::vector<int64_t> capacities(const Config& config, const PlanRequest& request, int num_workers,
+                                const Speeds& speeds) {
+  std::vector<int64_t> given = checked_capacities(config, num_workers);
+  if (!given.empty()) return given;
+  const int num_servers = num_ranks(config, num_workers);
+  const TaskPrice price(request.shape, request.profile.get());
+  int64_t load = 0;
+  for (const Document& document : request.nano_batch.documents)
+    load += price({0, document.length}, {0, document.length});
+  const Speeds known = config.servers.reweight && !speeds.ranks.empty()
+                           ? speeds
+                           : stated_speeds(config.model.shape(), num_servers, request.profile.get(),
+                                           config.train.recompute);
+  const int64_t tokens = request.nano_batch.num_tokens() / num_workers;
+  return even_capacities(
+      work_of_step(known, num_workers, num_servers, config.servers.in_place, tokens),
+      config.pairs_nano_batches() ? Evenness::kWhole : Evenness::kAttention, load);
+}
+
+/// `redispatched`: servers keep no keys for backward; they get them again. Otherwise they keep
+/// those of the layers that have this window.
+MemoryPrice memory_price(const Config& config, bool redispatched, size_t window) {
+  const ModelShape shape = config.model.shape();
+  MemoryPrice price = llama_memory(shape, config.train.recompute, redispatched);
+  const int64_t layers = redispatched ? 0 : config.model.num_layers_of_windows()[window];
+  price.kept_query_bytes = layers * shape.attention.q_token_bytes();
+  price.kept_key_bytes = layers * shape.attention.kv_token_bytes();
+  return price;
+}
+
+/// Returns how many nano-batches a rank holds at a time.
+int64_t nano_batches_at_once(const Config& config) { return config.pairs_nano_batches() ? 2 : 1; }
+
+/// Bytes on one rank, each the most of any nano-batch.
+struct RankMemory {
+  int64_t activations = 0;
+  int64_t kept = 0;
+};
+
+int64_t activation_bytes(const Plan& plan, size_t rank) {
+  if (rank >= plan.layout.workers.size()) return 0;
+  return plan.layout.num_tokens(static_cast<int>(rank)) * plan.cluster.memory.token_bytes;
+}
+
+std::vector<RankMemory> batch_memory(const std::vector<Plan>& plans) {
+  std::vector<RankMemory> memory(plans[0].load.size());
+  for (const Plan& plan : plans) {
+    for (size_t rank = 0; rank < memory.size(); ++rank) {
+      const int64_t activations = activation_bytes(plan, rank);
+      memory[rank].activations = std::max(memory[rank].activations, activations);
+      memory[rank].kept = std::max(memory[rank].kept, plan.load[rank].memory_bytes - activations);
+    }
+  }
+  return memory;
+}
+
+int64_t most_bytes(const std::vector<RankMemory>& memory) {
+  int64_t most = 0;
+  for (const RankMemory& rank : memory) most = std::max(most, rank.activations + rank.kept);
+  return most;
+}
+
+/// Returns how many bytes a nano-batch may take on a rank, so that its kept keys fit in addition to
+/// the activations of any other nano-batch.
+int64_t room_beside(const std::vector<RankMemory>& memory, const Plan& plan, int64_t cap) {
+  int64_t more = 0;
+  for (size_t rank = 0; rank < memory.size(); ++rank) {
+    more = std::max(more, memory[rank].activations - activation_bytes(plan, rank));
+  }
+  return std::max<int64_t>(1, cap - more);  // 0 would be no cap
+}
+
+}  // namespace
+
+std::vector<int64_t> checked_capacities(const Config& config, int num_workers) {
+  std::vector<int64_t> given = given_capacities(config.servers);
+  DISTCA_THROW_IF(
+      !given.empty() && given.size() != static_cast<size_t>(num_ranks(config, num_workers)),
+      ErrorKind::kConfig,
+      "servers.capacity = {}: {} numbers for {} servers ({} workers, then {} dedicated)",
+      config.servers.capacity, given.size(), num_ranks(config, num_workers), num_workers,
+      config.servers.dedicated);
+  return given;
+}
+
+LayerTimeOptions layer_time_options(const Config& config, int num_workers, const Speeds& speeds,
+                                    bool redispatched) {
+  const ModelShape layers = config.model.shape();
+  LayerTimeOptions options;
+  options.speeds =
+      known_speeds(speeds, stated_speeds(layers, num_ranks(config, num_workers),
+                                         config.attention_profile.get(), config.train.recompute));
+  if (config.plan.bandwidth_mb_per_s > 0) {
+    options.speeds.bytes_per_us = config.plan.bandwidth_mb_per_s;
+  }
+  options.hiding = hiding_of(config.train.overlap, config.batch.nano_batches);
+  options.layers = layers.num_layers;
+  options.redispatched = redispatched;
+  options.wide_gradients = config.exchange.wide_gradients;
+  return options;
+}
+
+PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers,
+                         const Speeds& speeds, size_t window) {
+  PlanRequest request;
+  request.nano_batch = nano_batch;
+  request.shape = config.model.shape(window).attention;
+  request.options = config.plan;
+  if (config.plan.tolerance.kind == Tolerance::Kind::kShare)
+    request.options.tolerance_ppm = std::llround(config.plan.tolerance.share * 1e6);
+  request.profile = config.attention_profile;
+  Cluster& cluster = request.cluster;
+  cluster.num_workers = num_workers;
+  cluster.capacity = capacities(config, request, num_workers, speeds);
+  cluster.ranks_per_node = static_cast<int>(config.cluster.ranks_per_node);
+  if (cluster.ranks_per_node > 0)
+    cluster.inside.bytes_per_us = kInsideOverBetween * cluster.between.bytes_per_us;
+  cluster.max_tokens_per_worker = config.plan.max_tokens_per_worker;
+  cluster.memory =
+      memory_price(config, config.exchange.keys == Config::Exchange::Keys::kRedispatch, window);
+  cluster.max_memory_bytes =
+      std::llround(config.plan.max_memory_gib * 0x1p30) / nano_batches_at_once(config);
+  return request;
+}
+
+namespace {
+
+/// [requests] Plans of neighbouring requests with the windows of one nano-batch share a layout.
+std::vector<Plan> plan_all(const Config& config, const std::vector<PlanRequest>& requests,
+                           size_t num_windows, const LayerTimeOptions& times) {
+  std::vector<Plan> plans;
+  for (const PlanRequest& request : requests) {
+    if (const size_t window = plans.size() % num_windows; window > 0) {
+      plans.push_back(make_plan(request, plans[plans.size() - window].layout));
+      continue;
+    }
+    plans.push_back(config.plan.tolerance.is_auto() ? choose_tolerance(request, times).plan
+                                                    : make_plan(request));
+  }
+  return plans;
+}
+
+/// The error that refuses a batch of which a rank would hold `bytes` of each nano-batch.
+Error beyond_cap(const Config& config, bool redispatched, int64_t bytes, const char* of_what) {
+  const auto all = static_cast<double>(bytes * nano_batches_at_once(config));
+  return {ErrorKind::kPlan,
+          "plan.max_memory_gib = {} with exchange.keys = {}: a rank would hold {:.3g} GiB{}; use "
+          "more workers, a smaller batch.nano_batch_tokens, train.recompute = full or a larger cap",
+          config.plan.max_memory_gib,
+          redispatched ? "redispatch" : "keep",
+          all / 0x1p30,
+          of_what};
+}
+
+/// Plans a batch where there is one stage.
+BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_workers,
+                         const Speeds& speeds) {
+  const size_t num_windows = config.model.windows().size();
+  std::vector<PlanRequest> requests;
+  for (const NanoBatchSource& source : batch) {
+    for (size_t window = 0; window < num_windows; ++window)
+      requests.push_back(plan_request(config, source.nano_batch, num_workers, speeds, window));
+  }
+  const bool is_given = config.plan.max_memory_gib > 0;
+  const int64_t cap = requests.empty() ? 0
+                      : is_given       ? requests[0].cluster.max_memory_bytes
+                                       : config.device_cap_bytes / nano_batches_at_once(config);
+  for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
+  BatchPlan result{.plans = {},
+                   .redispatched = config.exchange.keys == Config::Exchange::Keys::kRedispatch,
+                   .num_windows = num_windows};
+  const auto planned = [&] {
+    return plan_all(config, requests, num_windows,
+                    layer_time_options(config, num_workers, speeds, result.redispatched));
+  };
+  result.plans = planned();
+  const bool fits = cap == 0 || most_bytes(batch_memory(result.plans)) <= cap;
+  if (is_given || fits) {
+    for (Plan& plan : result.plans) plan.cluster.max_memory_bytes = cap;
+  }
+  if (fits) return result;
+
+  const bool redispatched =
+      result.redispatched || config.exchange.keys == Config::Exchange::Keys::kAuto;
+  const std::vector<RankMemory> memory = batch_memory(result.plans);
+  for (size_t nano = 0; nano < requests.size(); ++nano) {
+    Cluster& cluster = requests[nano].cluster;
+    cluster.memory = memory_price(config, redispatched, /*window=*/0);
+    if (is_given)
+      cluster.max_memory_bytes = redispatched ? cap : room_beside(memory, result.plans[nano], cap);
+  }
+  const BatchPlan kept = result;
+  result.redispatched = redispatched;
+  if (!is_given) {
+    // Q, K and V that homes keep to send them again may take more than servers' kept keys.
+    result.plans = planned();
+    return most_bytes(batch_memory(result.plans)) < most_bytes(memory) ? result : kept;
+  }
+  try {
+    result.plans = planned();
+  } catch (const Error&) {
+    // The planner names its own cap, in bytes of one nano-batch; without it, what is wanted shows.
+    for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
+    throw beyond_cap(config, redispatched, most_bytes(batch_memory(planned())),
+                     redispatched ? " of activations" : " of activations and kept keys");
+  }
+  const int64_t most = most_bytes(batch_memory(result.plans));
+  if (most > cap) throw beyond_cap(config, redispatched, most, "");
+  return result;
+}
+
+}  // namespace
+
+BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
+                            const Speeds& speeds, bool trains) {
+  const RunGrid run = run_grid(config, num_workers);
+  if (!run.is_pipeline()) return plan_one_stage(config, batch, num_workers, speeds);
+  return {.plans = {}, .redispatched = true, .pipeline = plan_pipeline(config, batch, run, trains)};
+}
+
+BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_workers,
+                           const Speeds& speeds, bool trains) {
+  if (config.exchange.keys != Config::Exchange::Keys::kKeep)
+    return plan_nano_batches(config, batch, num_workers, speeds, trains);
+  try {
+    return plan_nano_batches(config, batch, num_workers, speeds, trains);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kPlan) throw;
+  }
+  Config redispatching = config;
+  redispatching.exchange.keys = Config::Exchange::Keys::kRedispatch;
+  return plan_nano_batches(redispatching, batch, num_workers, speeds, trains);
+}
+
+BatchPlan check_batches_fit(const Config& config, BatchStream stream, int num_workers,
+                            double seconds) {
+  const Stopwatch watch;
+  BatchPlan first = plan_nano_batches(config, stream.next(), num_workers);
+  if (config.plan.max_memory_gib <= 0 && config.plan.max_tokens_per_worker <= 0) return first;
+  for (int64_t step = 2; step <= config.train.steps && watch.seconds() < seconds; ++step) {
+    try {
+      plan_later_batch(config, stream.next(), num_workers);
+    } catch (const Error& error) {
+      throw Error(error.kind(), "the batch of step {}: {}", step, error.what());
+    }
+  }
+  return first;
+}
+
+uint64_t plans_hash(const BatchPlan& plans) {
+  Fnv1a64 hash;
+  for (const Plan& plan : plans.plans) hash.add(plan_hash(plan));
+  if (plans.pipeline) hash.add(plans.pipeline->hash());
+  return hash.value();
+}
+
+}  // namespace distca

@@ -1,0 +1,162 @@
+#include "distca/forecast/step_program.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "distca/base/error.h"
+
+namespace distca {
+
+int64_t StepOptions::loss_rows(const LlamaConfig& model) const {
+  if (loss_chunk_tokens > 0) return loss_chunk_tokens;
+  return std::max<int64_t>(512, (int64_t{1} << 25) / model.vocab_size);
+}
+
+StepOptions step_options(const Config& config) {
+  // Enough for fast matrix products, and on a GPU for what launches and sums of gradients cost.
+  const int64_t chunk_rows = config.on_cuda() ? 8192 : 2048;
+  return {.overlap = config.train.overlap,
+          .wide_gradients = config.exchange.wide_gradients,
+          .kernel = config.attention.kernel,
+          .threads = static_cast<int>(config.train.threads_per_rank),
+          .recompute = config.train.recompute,
+          .chunk_rows = chunk_rows,
+          .loss_chunk_tokens = config.train.loss_chunk_tokens,
+          .distributed_optimizer = config.parallel.use_distributed_optimizer,
+          .overlap_grad_reduce = config.parallel.overlap_grad_reduce,
+          .bucket_mb = config.parallel.bucket_mb};
+}
+
+namespace {
+
+OpKind op_of(WeightPhase phase) {
+  switch (phase) {
+    case WeightPhase::kEmbed:
+      return OpKind::kEmbed;
+    case WeightPhase::kPreAttention:
+      return OpKind::kPreAttention;
+    case WeightPhase::kPostAttention:
+      return OpKind::kPostAttention;
+    case WeightPhase::kLoss:
+      return OpKind::kLoss;
+  }
+  DISTCA_CHECK(false, "a weight of no phase");
+}
+
+/// MiB of a bucket: slices should be no shorter than what a wire carries well.
+double bucket_mb(const StepOptions& options, int num_workers) {
+  constexpr double kLeast = 25, kOfAWorker = 1;
+  return options.bucket_mb > 0 ? options.bucket_mb : std::max(kLeast, kOfAWorker * num_workers);
+}
+
+/// The replicas of the first and of the last stage.
+std::vector<int> ranks_that_tie(const Stage& stage, int replicas) {
+  std::vector<int> ranks;
+  for (const int holder : {0, stage.count - 1}) {
+    for (int replica = 0; replica < replicas; ++replica)
+      ranks.push_back(holder * replicas + replica);
+  }
+  return ranks;
+}
+
+GradientExchangeRequest gradient_request(const LlamaConfig& model, const StepOptions& options,
+                                         const Stage& stage, int rank, int replicas) {
+  const int first_rank = stage.index * replicas;
+  DISTCA_CHECK(rank >= first_rank && rank < first_rank + replicas,
+               "rank {} does not hold the weights of stage {}", rank, stage.index);
+  const std::vector<Weight> weights = weight_table(model, stage);
+  const FlatLayout layout = flat_layout(weights);
+  const int64_t element = model.dtype == ScalarType::kFloat64 ? 8 : 4;
+  GradientExchangeRequest request{
+      .elements = layout.elements,
+      .block = kFlatBlock,
+      .element_bytes = element,
+      .bucket_elements = static_cast<int64_t>(bucket_mb(options, replicas) * 0x1p20) / element,
+      .rank = rank - first_rank,
+      .num_ranks = replicas,
+      .first_rank = first_rank,
+      .distributed_optimizer = options.distributed_optimizer,
+      .overlaps = options.overlap_grad_reduce};
+  for (size_t i = 0; i < weights.size(); ++i) {
+    PhaseGradients phase{.phase = op_of(weights[i].phase),
+                         .layer = std::max(weights[i].layer, -1),
+                         .elements = {layout.begins[i], layout.begins[i] + weights[i].numel()}};
+    request.phases.push_back(phase);
+    if (weights[i].is_tied) {
+      request.tied = {layout.begins[i],
+                      layout.begins[i] + round_up(weights[i].numel(), kFlatBlock)};
+      request.tied_ranks = ranks_that_tie(stage, replicas);
+    } else if (model.tie_word_embeddings && weights[i].phase == WeightPhase::kEmbed) {
+      phase.phase = OpKind::kLoss;
+      request.phases.push_back(phase);
+    }
+  }
+  return request;
+}
+
+}  // namespace
+
+Masters masters_of(const StepOptions& options) {
+  return options.distributed_optimizer ? Masters::kElsewhere : Masters::kHere;
+}
+
+std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
+                                                          const StepOptions& options, int worker,
+                                                          int num_workers, int64_t most_buckets) {
+  return gradient_exchange(model, options, whole_model(model), worker, num_workers, most_buckets);
+}
+
+std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
+                                                          const StepOptions& options,
+                                                          const Stage& stage, int rank,
+                                                          int replicas, int64_t most_buckets) {
+  const WeightOffsets offsets = parameter_offsets(model, stage, masters_of(options));
+  GradientExchangeRequest request = gradient_request(model, options, stage, rank, replicas);
+  request.most_buckets = most_buckets;
+  request.weight_offset = [&](int64_t at) { return offsets.of(at); };
+  return std::make_shared<const GradientExchange>(make_gradient_exchange(request));
+}
+
+std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& options,
+                                   const Stage& stage, int rank, int replicas) {
+  return own_slices(gradient_request(model, options, stage, rank, replicas));
+}
+
+std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
+                                                            const LlamaConfig& model,
+                                                            const StepOptions& options,
+                                                            size_t window) {
+  return std::make_shared<const AttentionExchange>(
+      make_attention_exchange(index.exchange(rank), model.shape(window).attention,
+                              exchange_types(model.dtype, options.wide_gradients)));
+}
+
+Program step_program(const LlamaConfig& model, const StepOptions& options, bool holds_weights,
+                     ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches,
+                     std::shared_ptr<const GradientExchange> gradients) {
+  return build_program({.overlap = options.overlap,
+                        .kind = kind,
+                        .holds_weights = holds_weights,
+                        .nano_batches = std::move(nano_batches),
+                        .model = model.shape(),
+                        .gradients = std::move(gradients),
+                        .window_of_layer = model.window_of_layer()});
+}
+
+Program step_program(const LlamaConfig& model, const StepOptions& options, StagePart part,
+                     ProgramRequest::Kind kind, std::shared_ptr<const GradientExchange> gradients) {
+  ModelShape shape = model.shape();
+  shape.num_layers = part.stage.layers.size();
+  return build_program({.overlap = options.overlap,
+                        .kind = kind,
+                        .holds_weights = !part.stage.layers.empty(),
+                        .model = shape,
+                        .gradients = std::move(gradients),
+                        .stage = std::move(part)});
+}
+
+int64_t hand_over_bytes(const LlamaConfig& model, int64_t tokens) {
+  return tokens * model.hidden_size * element_bytes(model.dtype);
+}
+
+}  // namespace distca

@@ -1,0 +1,395 @@
+#include "distca/plan/pipeline/pipeline_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/base/hash.h"
+#include "distca/cost/finish_time.h"
+#include "distca/cost/task_price.h"
+#include "distca/plan/pipeline/pipeline_time.h"
+#include "distca/plan/scheduler.h"
+
+namespace distca {
+namespace {
+
+constexpr int64_t kMostLoad = int64_t{1} << 61;
+constexpr double kMostBeyond = 10;         // the largest tolerance that a plan may have
+constexpr int64_t kSegmentRounds = 1'024;  // rounds x segments that planning has time for
+
+/// Splits a time of both passes together: `of` / `parts` of it is forward.
+struct Split {
+  int64_t of, parts;
+  int64_t operator()(int64_t time, std::optional<Pass> pass) const {
+    const int64_t forward = time / parts * of + time % parts * of / parts;
+    if (!pass || time == 0) return time;
+    return std::max<int64_t>(1, *pass == Pass::kForward ? forward : time - forward);
+  }
+};
+constexpr Split kAttentionSplit{2, 7}, kLinearSplit{1, 3};
+constexpr Split kRecomputedLinearSplit{1, 4};  // backward has another forward
+
+void check_request(const PipelineRequest& request) {
+  const Grid& grid = request.grid;
+  const auto ranks = static_cast<size_t>(grid.num_ranks());
+  DISTCA_CHECK(grid.stages >= 1 && grid.replicas >= 1 && grid.dedicated >= 0,
+               "{} stages of {} replicas, {} dedicated servers", grid.stages, grid.replicas,
+               grid.dedicated);
+  DISTCA_CHECK(request.slots == 1 || request.slots == 2, "{} slots", request.slots);
+  DISTCA_CHECK(!request.nano_batches.empty(), "no nano-batch");
+  DISTCA_CHECK_EQ(request.homes.size(), request.nano_batches.size());
+  for (const Layout& home : request.homes) DISTCA_CHECK_EQ(home.num_workers(), grid.replicas);
+  DISTCA_CHECK(request.speeds.empty() || request.speeds.size() == ranks,
+               "speeds of {} ranks, there are {}", request.speeds.size(), ranks);
+  DISTCA_CHECK(request.capacity.empty() || request.capacity.size() == ranks,
+               "capacities of {} ranks, there are {}", request.capacity.size(), ranks);
+  DISTCA_CHECK(request.ends.empty() || request.ends.size() == static_cast<size_t>(grid.stages),
+               "times of the ends of {} stages, there are {}", request.ends.size(), grid.stages);
+}
+
+bool is_fill(std::span<const int> nano_batches) {
+  return std::ranges::any_of(nano_batches, [](int nano) { return nano < 0; });
+}
+
+/// How the load of a slot is shared.
+struct Shares {
+  std::vector<int64_t> capacity;
+  int64_t tolerance_ppm = PlanOptions::kOwnTolerance;
+  bool operator==(const Shares&) const = default;
+};
+
+/// By how much a server may exceed its share in ticks that are not weighed.
+int64_t own_tolerance_ppm(const PipelineRequest& request) {
+  const int64_t given = request.options.tolerance_ppm;
+  return given == PlanOptions::kOwnTolerance
+             ? find_scheduler(request.options.scheduler).tolerance_ppm
+             : given;
+}
+
+/// Every server may take what it finishes within the tick's least length and the tolerance.
+Shares shares_of_fill(const PipelineRequest& request, std::span<const RankWork> work, int64_t load,
+                      int64_t tolerance_ppm) {
+  if (tolerance_ppm == PlanOptions::kOwnTolerance) tolerance_ppm = own_tolerance_ppm(request);
+  const int64_t ps = least_ps(work, request.evenness, load);
+  const double longer = static_cast<double>(ps) * static_cast<double>(tolerance_ppm) * 1e-6;
+  const int64_t most =
+      std::min(kMostLoad, load_within(work, request.evenness, ps + static_cast<int64_t>(longer)));
+  const double beyond = static_cast<double>(most - load) / static_cast<double>(load);
+  return {.capacity = even_capacities(work, request.evenness, most),
+          .tolerance_ppm = static_cast<int64_t>(std::clamp(beyond, 0.0, kMostBeyond) * 1e6)};
+}
+
+/// [ranks] The load of each rank's own rows.
+std::vector<double> home_loads(const PipelineRequest& request, std::span<const int> nano_batches) {
+  const TaskPrice price(request.shape, request.profile.get());
+  std::vector<double> loads(request.grid.num_ranks(), 0);
+  for (int stage = 0; stage < request.grid.stages; ++stage) {
+    if (nano_batches[stage] < 0) continue;
+    const Layout& home = request.homes[nano_batches[stage]];
+    for (int replica = 0; replica < request.grid.replicas; ++replica) {
+      for (const Segment& segment : home.workers[replica])
+        loads[request.grid.rank(stage, replica)] +=
+            static_cast<double>(price.of_rows(segment.tokens));
+    }
+  }
+  return loads;
+}
+
+/// Workers with tokens may take what they finish within the tick's least length and the tolerance;
+/// idle servers share what is then left. So a longer tick takes load from them alone.
+Shares shares_that_stay(const PipelineRequest& request, std::span<const int> nano_batches,
+                        std::span<const RankWork> work, int64_t load, int64_t tolerance_ppm) {
+  const double own = 1e-6 * static_cast<double>(own_tolerance_ppm(request));
+  const double ps = static_cast<double>(least_ps(work, request.evenness, load)) *
+                    (1 + 1e-6 * static_cast<double>(tolerance_ppm));
+  const std::vector<double> at_home = home_loads(request, nano_batches);
+  double longest = 0;
+  for (const RankWork& rank : work) longest = std::max(longest, linear_ps(rank));
+  std::vector<double> most(work.size(), 0);
+  double left = static_cast<double>(load) * (1 + own), idle_rate = 0;
+  const auto rate = [&](size_t rank) {
+    return 1000 / static_cast<double>(work[rank].attention_ps_per_kload);
+  };
+  for (size_t rank = 0; rank < work.size(); ++rank) {
+    if (!work[rank].serves) continue;
+    const double begin = request.evenness == Evenness::kWhole ? linear_ps(work[rank]) : longest;
+    most[rank] = std::max(0.0, ps - begin) * rate(rank);
+    if (work[rank].tokens > 0)
+      left -= std::min(most[rank], at_home[rank]);
+    else
+      idle_rate += rate(rank);
+  }
+  double sum = 0, largest = 0;
+  for (size_t rank = 0; rank < work.size(); ++rank) {
+    if (work[rank].serves && work[rank].tokens == 0)
+      most[rank] = std::clamp(left * rate(rank) / idle_rate, 0.0, most[rank]);
+    sum += most[rank];
+    largest = std::max(largest, most[rank]);
+  }
+  Shares shares;
+  for (const double one : most) {
+    const auto units = static_cast<int64_t>(one / largest * kCapacityUnits + 0.5);
+    shares.capacity.push_back(one > 0 ? std::max<int64_t>(1, units) : 0);
+  }
+  const double beyond = sum / static_cast<double>(load) - 1;
+  shares.tolerance_ppm = static_cast<int64_t>(std::clamp(beyond, 0.0, kMostBeyond) * 1e6);
+  return shares;
+}
+
+Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
+                 int64_t fill_tolerance_ppm) {
+  const int64_t own = request.options.tolerance_ppm;
+  if (!request.capacity.empty()) return {.capacity = request.capacity, .tolerance_ppm = own};
+  // One stage shares its plans between the passes.
+  const std::optional<Pass> alone = request.grid.stages == 1 ? std::nullopt : std::optional(pass);
+  const std::vector<RankWork> work = slot_work(request, nano_batches, alone);
+  const int64_t load = slot_load(request, nano_batches);
+  const bool known = std::ranges::all_of(
+      work, [](const RankWork& rank) { return rank.attention_ps_per_kload > 0; });
+  if (is_fill(nano_batches) && known && load > 0)
+    return shares_of_fill(request, work, load, fill_tolerance_ppm);
+  return {.capacity = even_capacities(work, request.evenness, load), .tolerance_ppm = own};
+}
+
+/// A stage's documents go behind those of earlier stages, and so do their numbers.
+void append(const PipelineRequest& request, int nano, int stage, NanoBatch& all, Layout& layout) {
+  const auto before = static_cast<int64_t>(all.documents.size());
+  for (const Document& document : request.nano_batches[nano].documents)
+    all.documents.push_back({.id = before + document.id, .length = document.length});
+  for (int replica = 0; replica < request.grid.replicas; ++replica) {
+    std::vector<Segment>& worker = layout.workers[request.grid.rank(stage, replica)];
+    worker = request.homes[nano].workers[replica];
+    for (Segment& segment : worker) segment.document += before;
+  }
+}
+
+void set_fill_options(FillTicks fill_ticks, PlanOptions& options) {
+  if (!find_scheduler(options.scheduler).split_kv) return;
+  options.split_kv |= fill_ticks == FillTicks::kSplitKv;
+  options.spread |= fill_ticks == FillTicks::kSpread;
+}
+
+/// The rounds of improvement in a pipeline. There are fewer with more segments, since each takes
+/// time in proportion to the segments.
+int rounds_for(const Layout& layout) {
+  int64_t segments = 1;
+  for (const std::vector<Segment>& worker : layout.workers) segments += std::ssize(worker);
+  return static_cast<int>(std::min<int64_t>(PlanRequest::kMostRounds, kSegmentRounds / segments));
+}
+
+Plan slot_plan(const PipelineRequest& request, std::span<const int> nano_batches,
+               const Shares& shares) {
+  const Grid& grid = request.grid;
+  PlanRequest slot{.nano_batch = {},
+                   .cluster = request.cluster,
+                   .shape = request.shape,
+                   .options = request.options,
+                   .profile = request.profile};
+  slot.cluster.num_workers = grid.num_workers();
+  slot.cluster.capacity = shares.capacity;
+  slot.options.tolerance_ppm = shares.tolerance_ppm;
+  Layout layout;
+  layout.workers.resize(grid.num_workers());
+  for (int stage = 0; stage < grid.stages; ++stage) {
+    if (nano_batches[stage] >= 0)
+      append(request, nano_batches[stage], stage, slot.nano_batch, layout);
+  }
+  if (is_fill(nano_batches)) set_fill_options(request.fill_ticks, slot.options);
+  if (grid.stages > 1) {
+    slot.rounds = rounds_for(layout);
+    slot.even_receives = true;
+  }
+  return make_plan(slot, std::move(layout));
+}
+
+/// Returns true if the plan of a slot is weighed against its bytes.
+bool is_weighed(const PipelineRequest& request, std::span<const int> nano_batches) {
+  return request.bytes_per_us > 0 && is_fill(nano_batches) && request.capacity.empty() &&
+         !request.speeds.empty() && request.fill_tolerance_ppm == PlanOptions::kOwnTolerance;
+}
+
+/// Tries tolerances of one slot, and keeps the plan with which it is predicted to be over first.
+class SlotWeigher {
+ public:
+  SlotWeigher(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass)
+      : request_(request),
+        nano_batches_(nano_batches),
+        pass_(pass),
+        work_(slot_work(request, nano_batches, pass)),
+        load_(slot_load(request, nano_batches)) {}
+
+  /// Tolerances grow as long as that helps. Then the one between the last two is tried.
+  Plan weigh() {
+    int64_t before = own_tolerance_ppm(request_);
+    consider(shares_of(request_, nano_batches_, pass_, before));
+    for (const int64_t larger : {50'000, 100'000, 200'000, 400'000, 800'000}) {
+      if (least_.is_hidden()) break;
+      if (larger <= before) continue;
+      if (!consider_tolerance(larger) || least_.is_hidden()) {
+        consider_tolerance((before + larger) / 2);
+        break;
+      }
+      before = larger;
+    }
+    return std::move(best_);
+  }
+
+ private:
+  bool consider_tolerance(int64_t tolerance_ppm) {
+    return consider(shares_that_stay(request_, nano_batches_, work_, load_, tolerance_ppm));
+  }
+  /// Keeps the plan with these shares if it is the best so far, and returns true then.
+  bool consider(const Shares& shares) {
+    Plan plan = slot_plan(request_, nano_batches_, shares);
+    const SlotTime time = slot_time(request_, plan, nano_batches_, pass_);
+    if (!best_.load.empty() && time.total_ps() >= least_.total_ps()) return false;
+    best_ = std::move(plan);
+    least_ = time;
+    return true;
+  }
+
+  const PipelineRequest& request_;
+  const std::span<const int> nano_batches_;
+  const Pass pass_;
+  const std::vector<RankWork> work_;  // [ranks]
+  const int64_t load_;
+  Plan best_;
+  SlotTime least_;  // time of best_
+};
+
+Plan weighed_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
+  return SlotWeigher(request, nano_batches, pass).weigh();
+}
+
+Plan plan_of_slot(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
+  if (is_weighed(request, nano_batches)) return weighed_plan(request, nano_batches, pass);
+  return slot_plan(request, nano_batches,
+                   shares_of(request, nano_batches, pass, request.fill_tolerance_ppm));
+}
+
+class Planner {
+ public:
+  explicit Planner(const PipelineRequest& request) : request_(request) {}
+
+  PipelinePlan plan() {
+    made_ = {.grid = request_.grid,
+             .slots = request_.slots,
+             .trains = request_.trains,
+             .nano_batches = request_.nano_batches,
+             .homes = request_.homes,
+             .ticks = {},
+             .plans = {},
+             .plan_of_slot = {}};
+    made_.ticks = aligned_ticks(request_.grid.stages, made_.num_micro_batches(), request_.trains);
+    for (int tick = 0; tick < static_cast<int>(made_.ticks.size()); ++tick) {
+      std::vector<int>& of_slot = made_.plan_of_slot.emplace_back();
+      for (int slot = 0; slot < request_.slots; ++slot) of_slot.push_back(plan_of(tick, slot));
+    }
+    return std::move(made_);
+  }
+
+ private:
+  /// The inputs of a slot's plan. Slots with equal inputs have equal plans.
+  struct Asked {
+    std::vector<int> nano_batches;  // [stages]
+    Shares shares;
+    std::optional<Pass> pass;  // set if the plan is weighed, instead of shares
+    bool operator==(const Asked&) const = default;
+  };
+
+  /// The index of the slot's plan, which is made if there is none.
+  int plan_of(int tick, int slot) {
+    Asked asked;
+    for (int stage = 0; stage < request_.grid.stages; ++stage)
+      asked.nano_batches.push_back(made_.nano_batch(tick, stage, slot));
+    if (std::ranges::all_of(asked.nano_batches, [](int nano) { return nano < 0; })) return -1;
+    const Pass pass = made_.ticks[tick].stages[0].pass;
+    if (is_weighed(request_, asked.nano_batches)) {
+      asked.pass = pass;  // the pass decides what travels
+    } else {
+      asked.shares = shares_of(request_, asked.nano_batches, pass, request_.fill_tolerance_ppm);
+    }
+    const auto known = std::ranges::find(asked_, asked);
+    if (known == asked_.end()) {
+      made_.plans.push_back(asked.pass ? weighed_plan(request_, asked.nano_batches, pass)
+                                       : slot_plan(request_, asked.nano_batches, asked.shares));
+      asked_.push_back(asked);
+      return static_cast<int>(asked_.size()) - 1;
+    }
+    return static_cast<int>(known - asked_.begin());
+  }
+
+  const PipelineRequest& request_;
+  PipelinePlan made_;
+  std::vector<Asked> asked_;  // [plans]
+};
+
+}  // namespace
+
+int64_t slot_load(const PipelineRequest& request, std::span<const int> nano_batches) {
+  const TaskPrice price(request.shape, request.profile.get());
+  int64_t load = 0;
+  for (const int nano : nano_batches) {
+    if (nano < 0) continue;
+    for (const Document& document : request.nano_batches[nano].documents)
+      load += price({0, document.length}, {0, document.length});
+  }
+  return load;
+}
+
+int PipelinePlan::num_micro_batches() const {
+  return (static_cast<int>(nano_batches.size()) + slots - 1) / slots;
+}
+
+int PipelinePlan::nano_batch(int micro_batch, int slot) const {
+  const int nano = micro_batch * slots + slot;
+  return micro_batch >= 0 && nano < static_cast<int>(nano_batches.size()) ? nano : -1;
+}
+
+PipelinePlan make_pipeline_plan(const PipelineRequest& request) {
+  check_request(request);
+  return Planner(request).plan();
+}
+
+Plan make_slot_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
+  check_request(request);
+  return plan_of_slot(request, nano_batches, pass);
+}
+
+std::vector<RankWork> slot_work(const PipelineRequest& request, std::span<const int> nano_batches,
+                                std::optional<Pass> pass) {
+  const Grid& grid = request.grid;
+  const Split linear =
+      request.recompute == Recompute::kFull ? kRecomputedLinearSplit : kLinearSplit;
+  std::vector<RankWork> work(grid.num_ranks());
+  for (int rank = 0; rank < grid.num_ranks(); ++rank) {
+    const int stage = grid.stage(rank);
+    work[rank].serves = request.in_place || stage < 0 || grid.dedicated == 0;
+    if (!request.speeds.empty()) {
+      const RankSpeed& speed = request.speeds[rank];
+      work[rank].layers_ps_per_token = linear(speed.linear_ps_per_token, pass);
+      work[rank].attention_ps_per_kload = kAttentionSplit(speed.attention_ps_per_kload, pass);
+    }
+    if (stage < 0 || nano_batches[stage] < 0) continue;
+    work[rank].tokens = request.nano_batches[nano_batches[stage]].num_tokens() / grid.replicas;
+    if (request.ends.empty()) continue;
+    const EndsTime& ends = request.ends[stage];
+    if (pass != Pass::kBackward) work[rank].ends_ps_per_token += ends.forward_ps_per_token;
+    if (pass != Pass::kForward) work[rank].ends_ps_per_token += ends.backward_ps_per_token;
+  }
+  return work;
+}
+
+std::string pipeline_hash(const PipelinePlan& plan) {
+  std::string text;
+  for (const Plan& one : plan.plans) text += plan_hash(one) + "\n";
+  for (size_t tick = 0; tick < plan.ticks.size(); ++tick) {
+    for (const TickStage& stage : plan.ticks[tick].stages)
+      text += fmt::format("{}{} ", stage.pass == Pass::kForward ? 'F' : 'B', stage.micro_batch);
+    text += fmt::format("{}\n", fmt::join(plan.plan_of_slot[tick], " "));
+  }
+  return hash_hex(text);
+}
+
+}  // namespace distca

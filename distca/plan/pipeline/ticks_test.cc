@@ -1,0 +1,79 @@
+#include "distca/plan/pipeline/ticks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+namespace distca {
+namespace {
+
+using ::testing::ElementsAre;
+
+/// "F 1 0 -": forward, stage 0 has micro-batch 1, stage 1 has 0, stage 2 none.
+std::string words(const Tick& tick) {
+  std::string text = tick.stages[0].pass == Pass::kForward ? "F" : "B";
+  for (const TickStage& stage : tick.stages)
+    text += stage.micro_batch < 0 ? " -" : " " + std::to_string(stage.micro_batch);
+  return text;
+}
+
+std::vector<std::string> words(const std::vector<Tick>& ticks) {
+  std::vector<std::string> all;
+  for (const Tick& tick : ticks) all.push_back(words(tick));
+  return all;
+}
+
+TEST(Grid, places_workers_by_stage_and_dedicated_servers_behind) {
+  const Grid grid{.stages = 2, .replicas = 3, .dedicated = 1};
+  EXPECT_EQ(grid.num_workers(), 6);
+  EXPECT_EQ(grid.num_ranks(), 7);
+  EXPECT_EQ(grid.rank(1, 2), 5);
+  EXPECT_EQ(grid.stage(5), 1);
+  EXPECT_EQ(grid.replica(5), 2);
+  EXPECT_EQ(grid.stage(2), 0);
+  EXPECT_EQ(grid.stage(6), -1);
+  EXPECT_EQ(grid.replica(6), -1);
+}
+
+TEST(AlignedTicks, of_two_stages_and_two_micro_batches_are_those_of_the_paper) {
+  EXPECT_THAT(words(aligned_ticks(2, 2, true)),
+              ElementsAre("F 0 -", "F 1 0", "B - 0", "F - 1", "B 0 1", "B 1 -"));
+}
+
+TEST(AlignedTicks, of_one_stage_take_turns) {
+  EXPECT_THAT(words(aligned_ticks(1, 2, true)), ElementsAre("F 0", "B 0", "F 1", "B 1"));
+}
+
+TEST(AlignedTicks, of_fewer_micro_batches_than_stages_never_fill_the_pipeline) {
+  EXPECT_THAT(words(aligned_ticks(3, 1, true)),
+              ElementsAre("F 0 - -", "F - 0 -", "F - - 0", "B - - 0", "B - 0 -", "B 0 - -"));
+}
+
+TEST(AlignedTicks, of_an_evaluation_are_forward_alone) {
+  EXPECT_THAT(words(aligned_ticks(2, 3, false)), ElementsAre("F 0 -", "F 1 0", "F 2 1", "F - 2"));
+}
+
+TEST(AlignedTicks, count_and_hold_what_the_formulas_say) {
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int micro_batches = 1; micro_batches <= 16; ++micro_batches) {
+      const std::vector<Tick> ticks = aligned_ticks(stages, micro_batches, true);
+      const auto forward = std::ranges::count_if(
+          ticks, [](const Tick& tick) { return tick.stages[0].pass == Pass::kForward; });
+      EXPECT_EQ(forward, micro_batches + stages - 1);
+      EXPECT_EQ(std::ssize(ticks), 2 * (micro_batches + stages - 1));
+      int working = 0;
+      for (const Tick& tick : ticks) working += tick.num_working();
+      EXPECT_EQ(working, 2 * stages * micro_batches);
+      for (int stage = 0; stage < stages; ++stage) {
+        EXPECT_EQ(most_in_flight(ticks, stage),
+                  std::min(micro_batches, 2 * (stages - 1 - stage) + 1))
+            << stages << " stages, " << micro_batches << " micro-batches, stage " << stage;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace distca

@@ -1,0 +1,41 @@
+#pragma once
+// Checks the plans of a pipeline's step. The validator shares no code with the planner: it asks
+// only what must hold of any order of ticks, and counts rows and plans again from the nano-batches
+// and their layouts.
+//
+//   for (const std::string& violation : validate(plan)) fmt::print("{}\n", violation);
+//
+// Any thread may call the function.
+
+#include <string>
+#include <vector>
+
+#include "distca/plan/pipeline/pipeline_plan.h"
+#include "distca/plan/validate.h"
+
+namespace distca {
+
+struct ValidatePipelineOptions {
+  /// Options for each plan and, in even_tokens and max_violations, for the whole. Evenness of
+  /// tokens is checked within the stages, since idle stages hold none.
+  ValidateOptions plans;
+  /// Check that a stage holds at most min(M, 2 (P - 1 - stage) + 1) of M micro-batches at a time,
+  /// as the phase-aligned order of P stages does. Off for orders that hold more.
+  bool aligned_memory = true;
+};
+
+/// Returns one line for each violation, and nothing for a valid plan. Checks that
+///  - each stage has each micro-batch in exactly one forward tick and, where the step trains,
+///    in one backward tick, and no other;
+///  - forward of a micro-batch comes to a stage in a later tick than to the stage before, backward
+///    in a later one than to the stage behind, and backward after forward;
+///  - a stage holds no more micro-batches at a time than it may;
+///  - a slot has a plan exactly if a stage has a nano-batch there. The plan has the documents of
+///    these nano-batches in the order of the stages, on the workers of these stages in the layouts
+///    `homes`, and no other row anywhere, on as many workers and servers as the grid has;
+///  - a layout's workers hold equally many tokens to within 128;
+///  - each plan is used, and is itself valid (plan/validate.h).
+std::vector<std::string> validate(const PipelinePlan& plan,
+                                  const ValidatePipelineOptions& options = {});
+
+}  // namespace distca

@@ -1,0 +1,278 @@
+// Buffers and messages of one rank.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+
+#include "distca/program/validate/validate_order.h"
+
+namespace distca {
+namespace {
+
+/// The roles of the buffers that a communication sends from and receives into.
+struct Roles {
+  BufferRole out, in;
+};
+std::optional<Roles> roles_of(const Op& op) {
+  const bool forward = op.pass == Pass::kForward;
+  switch (op.kind) {
+    case OpKind::kDispatch:
+      return forward ? Roles{BufferRole::kQkvOut, BufferRole::kQkvIn}
+                     : Roles{BufferRole::kDOOut, BufferRole::kDOIn};
+    case OpKind::kRedispatch:
+      return Roles{BufferRole::kQkvOut, BufferRole::kQkvIn};
+    case OpKind::kCombine:
+      return forward ? Roles{BufferRole::kOOut, BufferRole::kOIn}
+                     : Roles{BufferRole::kGradientOut, BufferRole::kGradientIn};
+    case OpKind::kHandOver:
+      return Roles{BufferRole::kActivationOut, BufferRole::kActivationIn};
+    case OpKind::kGradReduce:
+      return Roles{BufferRole::kGradParts, BufferRole::kGradParts};
+    default:
+      return std::nullopt;
+  }
+}
+
+/// Put in its place by the exchange itself, once it has landed.
+bool lands_at_home(BufferRole role) {
+  return role == BufferRole::kOIn || role == BufferRole::kGradientIn ||
+         role == BufferRole::kActivationIn;
+}
+
+/// May `reader` use what `writer` has written into a buffer of this role?
+bool is_meant(const Op& reader, BufferRole role, const Op& writer) {
+  if (reader.exchange != writer.exchange || reader.layer_step != writer.layer_step) return false;
+  const bool same_pass = reader.pass == writer.pass;
+  switch (role) {
+    case BufferRole::kQkvIn:
+      return reader.kind == OpKind::kCoreAttention &&
+             ((writer.kind == OpKind::kDispatch && writer.pass == Pass::kForward) ||
+              (writer.kind == OpKind::kRedispatch && reader.pass == Pass::kBackward));
+    case BufferRole::kDOIn:
+      return same_pass && reader.kind == OpKind::kCoreAttention && writer.kind == OpKind::kDispatch;
+    case BufferRole::kOOut:
+    case BufferRole::kAccumulators:
+      return same_pass && reader.kind == OpKind::kCombine && writer.kind == OpKind::kCoreAttention;
+    case BufferRole::kGradientOut:
+      return same_pass && reader.kind == OpKind::kCombine &&
+             (writer.kind == OpKind::kCoreAttention || &writer == &reader);
+    case BufferRole::kQkvOut:
+    case BufferRole::kDOOut:
+    case BufferRole::kActivationOut:
+      return &writer == &reader;
+    case BufferRole::kGradParts:
+      return reader.kind == OpKind::kGradAdd && writer.kind == OpKind::kGradReduce &&
+             reader.bucket == writer.bucket;
+    case BufferRole::kOIn:
+    case BufferRole::kGradientIn:
+    case BufferRole::kActivationIn:
+      return false;
+  }
+  return false;
+}
+
+class Buffers {
+ public:
+  Buffers(const Program& program, const ProgramOrder& order, std::vector<std::string>& wrong)
+      : program_(program), order_(order), wrong_(wrong), states_(program.buffers.size()) {}
+
+  void check() {
+    for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
+      const Op& op = program_.ops[i];
+      check_roles(i);
+      for (int32_t buffer : op.reads) read(i, buffer);
+      const How how = op.stream == Stream::kCompute ? How::kComputed : How::kPacked;
+      for (int32_t buffer : op.writes) write(i, buffer, how);
+      if (op.in >= 0) write(i, op.in, How::kReceived);
+      if (op.out >= 0) {
+        read(i, op.out);
+        states_[op.out].senders.push_back(i);
+      }
+    }
+    for (size_t buffer = 0; buffer < states_.size(); ++buffer) {
+      expect_read(static_cast<int32_t>(buffer));
+    }
+  }
+
+ private:
+  enum class How { kComputed, kPacked, kReceived };
+  struct State {
+    int32_t writer = -1;
+    How how = How::kComputed;
+    bool was_read = false;
+    int32_t last_compute = -1;     // that has used it since
+    std::vector<int32_t> senders;  // since
+  };
+
+  void say(int32_t op, const std::string& what) {
+    wrong_.push_back(fmt::format("{} {}", numbered(program_, op), what));
+  }
+  std::string named(int32_t buffer) const {
+    return fmt::format("buffer {} ({})", buffer, buffer_name(program_.buffers[buffer].role));
+  }
+
+  void check_roles(int32_t i) {
+    const Op& op = program_.ops[i];
+    const std::optional<Roles> roles = roles_of(op);
+    const auto expect = [&](const char* what, int32_t buffer, BufferRole role) {
+      if (buffer < 0 || program_.buffers[buffer].role == role) return;
+      say(i, fmt::format("{} {}, not {}", what, named(buffer), buffer_name(role)));
+    };
+    if (roles) {
+      expect("sends from", op.out, roles->out);
+      expect("receives into", op.in, roles->in);
+      for (int32_t buffer : op.writes) {
+        if (buffer != op.out)
+          say(i, fmt::format("packs into {}, not what it sends", named(buffer)));
+      }
+      return;
+    }
+    for (int32_t buffer : op.writes) {
+      const BufferRole role = program_.buffers[buffer].role;
+      const bool meant = op.kind == OpKind::kCoreAttention &&
+                         (op.pass == Pass::kForward ? role == BufferRole::kOOut
+                                                    : role == BufferRole::kAccumulators ||
+                                                          role == BufferRole::kGradientOut);
+      if (!meant) say(i, fmt::format("writes {}, which is not its", named(buffer)));
+    }
+  }
+
+  void read(int32_t i, int32_t buffer) {
+    State& state = states_[buffer];
+    if (state.writer < 0) {
+      say(i, fmt::format("reads {}, which nobody has written", named(buffer)));
+      return;
+    }
+    if (!is_meant(program_.ops[i], program_.buffers[buffer].role, program_.ops[state.writer])) {
+      say(i, fmt::format("reads {} as {} has written it", named(buffer),
+                         numbered(program_, state.writer)));
+    } else if (state.writer != i && !is_over(state, i)) {
+      say(i, fmt::format("reads {} and does not wait for {}", named(buffer),
+                         numbered(program_, state.writer)));
+    }
+    state.was_read = true;
+    if (program_.ops[i].stream == Stream::kCompute) state.last_compute = i;
+  }
+
+  void write(int32_t i, int32_t buffer, How how) {
+    State& state = states_[buffer];
+    expect_read(buffer);
+    const auto still = [&](int32_t user, const char* what) {
+      say(i, fmt::format("writes {}, which {} may still {}", named(buffer),
+                         numbered(program_, user), what));
+    };
+    if (state.last_compute >= 0 && !order_.ended(state.last_compute, i)) {
+      still(state.last_compute, "use");
+    }
+    for (int32_t sender : state.senders) {
+      if (!order_.left(sender, i)) still(sender, "send from");
+    }
+    if (state.writer >= 0 && state.how == How::kReceived && !is_over(state, i)) {
+      still(state.writer, "receive into");
+    }
+    state = {.writer = i, .how = how};
+    if (how == How::kComputed) state.last_compute = i;
+  }
+
+  /// Has the buffer been written in full when `i` begins? What is packed is there at once.
+  bool is_over(const State& state, int32_t i) const {
+    return state.how == How::kPacked ||
+           (state.how == How::kComputed ? order_.ended(state.writer, i)
+                                        : order_.landed(state.writer, i));
+  }
+
+  void expect_read(int32_t buffer) {
+    const State& state = states_[buffer];
+    if (state.writer < 0 || state.was_read || lands_at_home(program_.buffers[buffer].role)) return;
+    say(state.writer, fmt::format("writes {}, which nobody reads", named(buffer)));
+  }
+
+  const Program& program_;
+  const ProgramOrder& order_;
+  std::vector<std::string>& wrong_;
+  std::vector<State> states_;
+};
+
+/// "exchange 0, Q, K, V with homes": messages that all layers share.
+void check_list(const std::string& name, const MessageList& list, std::vector<std::string>& wrong) {
+  int64_t end = 0, bytes = 0;
+  for (size_t i = 0; i < list.messages.size(); ++i) {
+    const PeerMessage& message = list.messages[i];
+    const auto expect = [&](bool is_so, std::string_view what) {
+      if (is_so) return;
+      wrong.push_back(fmt::format("{}: {} bytes at {} with rank {}: {}", name, message.bytes,
+                                  message.offset, message.peer, what));
+    };
+    expect(message.bytes > 0, "nothing");
+    expect(message.offset % kMessageAlignment == 0, "not aligned");
+    expect(message.offset >= end, "within the message before");
+    expect(message.offset >= 0 && message.bytes <= list.buffer_bytes &&
+               message.offset <= list.buffer_bytes - message.bytes,
+           "beyond the end");
+    expect(message.peer >= 0 && (i == 0 || message.peer > list.messages[i - 1].peer),
+           "peers must ascend");
+    end = std::max(end, message.offset + message.bytes);
+    bytes += message.bytes;
+  }
+  if (bytes != list.bytes) {
+    wrong.push_back(
+        fmt::format("{}: is said to have {} bytes, its messages have {}", name, list.bytes, bytes));
+  }
+}
+
+void check_exchanges(const Program& program, std::vector<std::string>& wrong) {
+  constexpr const char* kContents[kNumContents] = {"Q, K, V", "O, LSE", "dO, LSE, delta",
+                                                   "dQ, dK, dV", "sums of dQ, dK, dV"};
+  for (size_t i = 0; i < program.exchanges.size(); ++i) {
+    for (size_t content = 0; content < kNumContents; ++content) {
+      const std::string name = fmt::format("exchange {}, {}", i, kContents[content]);
+      const AttentionExchange& exchange = *program.exchanges[i];
+      check_list(name + " with servers", exchange.with_servers[content], wrong);
+      check_list(name + " with homes", exchange.with_homes[content], wrong);
+    }
+  }
+}
+
+/// The messages of one direction of an operation, and their buffer.
+void check_room(const Program& program, int32_t op, const char* direction, const MessageList& list,
+                int32_t buffer, std::vector<std::string>& wrong) {
+  if (list.empty() != (buffer < 0)) {
+    wrong.push_back(fmt::format("{} has {} messages to {} and {} buffer", numbered(program, op),
+                                list.messages.size(), direction, buffer < 0 ? "no" : "a"));
+  } else if (buffer >= 0 && list.buffer_bytes > program.buffers[buffer].bytes) {
+    wrong.push_back(fmt::format("{} would {} {} bytes in buffer {}, which has {}",
+                                numbered(program, op), direction, list.buffer_bytes, buffer,
+                                program.buffers[buffer].bytes));
+  }
+}
+
+}  // namespace
+
+void check_buffers(const Program& program, const ProgramOrder& order,
+                   std::vector<std::string>& wrong) {
+  Buffers(program, order, wrong).check();
+}
+
+void check_messages(const Program& program, std::vector<std::string>& wrong) {
+  check_exchanges(program, wrong);
+  std::unordered_map<uint32_t, int32_t> tags;
+  for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
+    const Op& op = program.ops[i];
+    const MessageList &sends = program.sends(op), &receives = program.receives(op);
+    // Gradients and weights travel from where they are, and but for parts of sums to there.
+    if (op.bucket < 0) check_room(program, i, "send", sends, op.out, wrong);
+    if (op.bucket < 0 || op.kind == OpKind::kGradReduce)
+      check_room(program, i, "receive", receives, op.in, wrong);
+    if (sends.empty() && receives.empty()) continue;
+    const auto [other, is_new] = tags.emplace(op.tag, i);
+    if (!is_new) {
+      wrong.push_back(fmt::format("{} has tag {} of {}", numbered(program, i), op.tag,
+                                  numbered(program, other->second)));
+    }
+  }
+}
+
+}  // namespace distca

@@ -1,0 +1,154 @@
+// Checks that nothing is missing: all phases of a stage for every nano-batch, all layer steps of
+// every exchange, and all stages of the model.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+
+#include "distca/program/validate/validate_order.h"
+
+namespace distca {
+namespace {
+
+class Complete {
+ public:
+  Complete(const Program& program, std::vector<std::string>& wrong)
+      : program_(program), wrong_(wrong) {}
+
+  void check() {
+    for (const Op& op : program_.ops) enlist(op);
+    check_phases();
+    if (program_.layer_steps.size() == program_.exchanges.size()) check_exchanges();
+  }
+
+ private:
+  using Phase = std::tuple<OpKind, Pass, int, int, bool>;  // with layer, nano-batch, is_receive
+  struct Step {
+    bool dispatches = false, combines = false;
+    std::array<bool, kNumTaskSets> computes{};
+  };
+
+  void enlist(const Op& op) {
+    if (op.exchange >= 0) {
+      Step& step = steps_[{op.exchange, op.pass, op.layer_step}];
+      if (op.kind == OpKind::kDispatch) step.dispatches = true;
+      if (op.kind == OpKind::kCombine) step.combines = true;
+      if (op.kind == OpKind::kCoreAttention) step.computes[static_cast<size_t>(op.tasks)] = true;
+      return;
+    }
+    if (op.bucket < 0) ++phases_[{op.kind, op.pass, op.layer, op.nano_batch, op.is_receive}];
+    if (op.nano_batch >= 0 && op.pass == Pass::kBackward) trains_ = true;
+    if (op.kind == OpKind::kOptimizer) updates_ = true;
+  }
+
+  void expect(OpKind kind, Pass pass, int layer, int nano, bool is_receive = false) {
+    if (phases_.contains({kind, pass, layer, nano, is_receive})) return;
+    const Op missing{
+        .kind = kind, .pass = pass, .layer = layer, .nano_batch = nano, .is_receive = is_receive};
+    wrong_.push_back(fmt::format("there is no {}", describe(missing)));
+  }
+
+  void check_phases() {
+    const Stage& stage = program_.stage;
+    if (stage.layers.empty()) return;
+    for (int nano = 0; nano < program_.num_nano_batches; ++nano) {
+      check_pass(Pass::kForward, nano);
+      if (trains_) check_pass(Pass::kBackward, nano);
+    }
+    if (!trains_) return;
+    expect(OpKind::kGradNorm, Pass::kBackward, -1, -1);
+    if (!updates_) wrong_.push_back(fmt::format("there is no {}", op_name(OpKind::kOptimizer)));
+  }
+  void check_pass(Pass pass, int nano) {
+    const Stage& stage = program_.stage;
+    const bool forward = pass == Pass::kForward;
+    const auto end = [&](bool is_end, OpKind kind, bool is_receive) {
+      is_end ? expect(kind, pass, -1, nano) : expect(OpKind::kHandOver, pass, -1, nano, is_receive);
+    };
+    end(stage.is_first(), OpKind::kEmbed, /*is_receive=*/forward);
+    end(stage.is_last(), OpKind::kLoss, /*is_receive=*/!forward);
+    for (auto layer = static_cast<int>(stage.layers.begin); layer < stage.layers.end; ++layer) {
+      expect(OpKind::kPreAttention, pass, layer, nano);
+      expect(OpKind::kPostAttention, pass, layer, nano);
+    }
+  }
+
+  /// An exchange is played in at least one pass, and there in all its layer steps.
+  void check_exchanges() {
+    for (int exchange = 0; exchange < static_cast<int>(program_.exchanges.size()); ++exchange) {
+      bool is_played = program_.layer_steps[exchange] == 0;
+      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+        const auto first = steps_.lower_bound({exchange, pass, 0});
+        if (first == steps_.end() || std::get<0>(first->first) != exchange ||
+            std::get<1>(first->first) != pass)
+          continue;
+        is_played = true;
+        for (int step = 0; step < program_.layer_steps[exchange]; ++step)
+          check_step(exchange, pass, step);
+      }
+      if (!is_played) wrong_.push_back(fmt::format("exchange {} is never played", exchange));
+    }
+  }
+  void check_step(int exchange, Pass pass, int number) {
+    const Step step = steps_[{exchange, pass, number}];
+    const auto want = [&](bool is_there, const char* what) {
+      if (is_there) return;
+      wrong_.push_back(fmt::format("{}: layer step {} of exchange {} has no {}", pass_name(pass),
+                                   number, exchange, what));
+    };
+    want(step.dispatches, "dispatch");
+    want(step.combines, "combine");
+    if (step.computes[static_cast<size_t>(TaskSet::kAll)]) return;
+    want(std::ranges::find(step.computes, true) != step.computes.end(), "core_attention");
+    for (const TaskSet set : {TaskSet::kHomeFirst, TaskSet::kAway, TaskSet::kHomeRest}) {
+      const bool is_empty = program_.exchanges[exchange]->tasks_of(set).empty();
+      want(is_empty || step.computes[static_cast<size_t>(set)], task_set_name(set));
+    }
+  }
+
+  const Program& program_;
+  std::vector<std::string>& wrong_;
+  std::map<Phase, int> phases_;
+  std::map<std::tuple<int, Pass, int>, Step> steps_;  // by exchange, pass, layer step
+  bool trains_ = false, updates_ = false;
+};
+
+}  // namespace
+
+void check_complete(const Program& program, std::vector<std::string>& wrong) {
+  Complete(program, wrong).check();
+}
+
+void check_stages(std::span<const Program> programs, std::vector<std::string>& wrong) {
+  std::map<int, const Program*> of_stages;
+  for (size_t rank = 0; rank < programs.size(); ++rank) {
+    const Program& program = programs[rank];
+    if (program.stage.layers.empty()) continue;
+    const auto [place, is_new] = of_stages.emplace(program.stage.index, &program);
+    const Program& other = *place->second;
+    if (!is_new &&
+        (program.stage != other.stage || program.num_nano_batches != other.num_nano_batches)) {
+      wrong.push_back(fmt::format("rank {}: another stage {} than that of ranks before it", rank,
+                                  program.stage.index));
+    }
+  }
+  int64_t layers = 0;
+  int next = 0;
+  for (const auto& [index, program] : of_stages) {
+    const Stage& stage = program->stage;
+    if (index != next || stage.layers.begin != layers ||
+        stage.count != static_cast<int>(of_stages.size()) ||
+        program->num_nano_batches != of_stages.begin()->second->num_nano_batches) {
+      wrong.push_back(fmt::format(
+          "stage {} of {} has layers {} to {} and {} nano-batches; {} layers lie before it", index,
+          stage.count, stage.layers.begin, stage.layers.end, program->num_nano_batches, layers));
+    }
+    layers = stage.layers.end;
+    ++next;
+  }
+}
+
+}  // namespace distca

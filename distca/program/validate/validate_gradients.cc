@@ -1,0 +1,323 @@
+// Buckets of gradients: each is summed once, in time, and untouched while it travels.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "distca/program/gradient_exchange.h"
+#include "distca/program/validate/validate_order.h"
+
+namespace distca {
+namespace {
+
+class Gradients {
+ public:
+  Gradients(const Program& program, const ProgramOrder& order, std::vector<std::string>& wrong)
+      : program_(program), order_(order), wrong_(wrong) {}
+
+  void check() {
+    const size_t num_buckets = program_.gradients ? program_.gradients->buckets.size() : 0;
+    if (num_buckets > 0 && !in_one_piece()) return;
+    found_.assign(num_buckets, Found());
+    for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
+      const Op& op = program_.ops[i];
+      if (op.kind == OpKind::kGradNorm) norm_ = i;
+      if (op.bucket < 0) continue;
+      int32_t& place = found_[op.bucket].of[static_cast<size_t>(op.kind)];
+      if (place >= 0) say(i, "stands twice");
+      place = i;
+    }
+    for (size_t bucket = 0; bucket < num_buckets; ++bucket) check_bucket(bucket);
+    if (num_buckets > 0) check_backward();
+  }
+
+ private:
+  /// [kind] The operations of a bucket. -1 means that there is none.
+  struct Found {
+    Found() { of.fill(-1); }
+    std::array<int32_t, kNumOpKinds> of;
+  };
+
+  void say(int32_t op, const std::string& what) {
+    wrong_.push_back(fmt::format("{} {}", numbered(program_, op), what));
+  }
+
+  /// The bucket's operation of this kind; says so if it is there and should not be, or is not.
+  int32_t one(size_t bucket, OpKind kind, bool wanted) {
+    const int32_t i = found_[bucket].of[static_cast<size_t>(kind)];
+    if ((i >= 0) != wanted) {
+      wrong_.push_back(
+          fmt::format("bucket {} has {}{}", bucket, wanted ? "no " : "a ", op_name(kind)));
+    }
+    return wanted ? i : -1;
+  }
+
+  /// Checks that what `before` computes, or receives, is there when `i` begins.
+  void behind(int32_t i, int32_t before) {
+    if (i < 0 || before < 0) return;
+    if (before > i) return say(i, fmt::format("comes before {}", numbered(program_, before)));
+    const bool over = program_.ops[before].stream == Stream::kCompute ? order_.ended(before, i)
+                                                                      : order_.landed(before, i);
+    if (!over) say(i, fmt::format("does not wait for {}", numbered(program_, before)));
+  }
+  void behind_sends(int32_t i, int32_t before) {
+    if (i >= 0 && before >= 0 && before < i && !order_.left(before, i))
+      say(i, fmt::format("writes what {} may still send", numbered(program_, before)));
+  }
+
+  void check_bucket(size_t index) {
+    const GradientExchange& exchange = *program_.gradients;
+    const GradientBucket& bucket = exchange.buckets[index];
+    const bool travels = !bucket.reduce_sends.empty() || !bucket.reduce_receives.empty();
+    const int32_t reduce = one(index, OpKind::kGradReduce, travels),
+                  add = one(index, OpKind::kGradAdd, true),
+                  gather =
+                      one(index, OpKind::kGradGather, travels && !exchange.distributed_optimizer),
+                  update = one(index, OpKind::kOptimizer, true),
+                  weights =
+                      one(index, OpKind::kWeightGather, travels && exchange.distributed_optimizer);
+    behind(add, reduce);
+    behind(gather, add);
+    behind_sends(gather, reduce);
+    behind(norm_, add);
+    behind(update, norm_);
+    behind(update, gather);
+    behind_sends(update, gather);
+    behind(weights, update);
+  }
+
+  /// The buckets cover the gradients from the last element to the first.
+  bool in_one_piece() {
+    const std::vector<GradientBucket>& buckets = program_.gradients->buckets;
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      const int64_t begin = i + 1 < buckets.size() ? buckets[i + 1].elements.end : 0;
+      if (buckets[i].elements.begin == begin && !buckets[i].elements.empty()) continue;
+      wrong_.push_back(fmt::format("bucket {} begins at element {}, not {}", i,
+                                   buckets[i].elements.begin, begin));
+      return false;
+    }
+    return true;
+  }
+
+  /// Checks that all phases that add to a bucket have ended when it travels and is added up.
+  void check_backward() {
+    const GradientExchange& exchange = *program_.gradients;
+    std::map<std::pair<OpKind, int>, std::vector<Range>> added;
+    for (const PhaseGradients& phase : exchange.phases)
+      added[{phase.phase, phase.layer}].push_back(phase.elements);
+    for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
+      const Op& op = program_.ops[i];
+      if (op.pass != Pass::kBackward || op.nano_batch < 0) continue;
+      const auto found = added.find({op.kind, op.layer});
+      if (found == added.end()) continue;
+      for (const Range& elements : found->second) {
+        const auto lies_behind = [&](const GradientBucket& bucket) {
+          return bucket.elements.begin >= elements.end;
+        };
+        auto bucket = std::ranges::partition_point(exchange.buckets, lies_behind);
+        for (; bucket != exchange.buckets.end() && bucket->elements.end > elements.begin;
+             ++bucket) {
+          const Found& of = found_[static_cast<size_t>(bucket - exchange.buckets.begin())];
+          behind(of.of[static_cast<size_t>(OpKind::kGradReduce)], i);
+          behind(of.of[static_cast<size_t>(OpKind::kGradAdd)], i);
+        }
+      }
+    }
+  }
+
+  const Program& program_;
+  const ProgramOrder& order_;
+  std::vector<std::string>& wrong_;
+  std::vector<Found> found_;  // [bucket]
+  int32_t norm_ = -1;
+};
+
+}  // namespace
+
+void check_gradients(const Program& program, const ProgramOrder& order,
+                     std::vector<std::string>& wrong) {
+  Gradients(program, order, wrong).check();
+}
+
+namespace {
+
+/// Returns the message of a list that goes to, or comes from, this rank, or null if there is none.
+const PeerMessage* message_of(const MessageList& list, int peer) {
+  const auto found = std::ranges::lower_bound(list.messages, peer, {}, &PeerMessage::peer);
+  return found != list.messages.end() && found->peer == peer ? &*found : nullptr;
+}
+
+/// A rank with gradients.
+struct Holder {
+  int rank;
+  int stage;
+  std::vector<const GradientBucket*> buckets;  // that its group sums
+};
+
+/// The ranks that sum buckets together. By stage, and of what is tied the first and the last stage.
+std::vector<std::vector<Holder>> groups_of(std::span<const Program> programs,
+                                           std::vector<std::string>& wrong) {
+  std::map<int, std::vector<Holder>> stages;
+  std::vector<Holder> tied;
+  bool ties = false;
+  for (size_t rank = 0; rank < programs.size(); ++rank) {
+    const Program& program = programs[rank];
+    if (!program.gradients) continue;
+    Holder own{static_cast<int>(rank), program.stage.index, {}}, shared = own;
+    for (const GradientBucket& bucket : program.gradients->buckets)
+      (bucket.is_tied ? shared : own).buckets.push_back(&bucket);
+    const bool is_end = program.stage.is_first() || program.stage.is_last();
+    if (!is_end && !shared.buckets.empty()) {
+      wrong.push_back(
+          fmt::format("rank {} of stage {} has a tied bucket", rank, program.stage.index));
+    }
+    ties |= !shared.buckets.empty();
+    if (is_end) tied.push_back(std::move(shared));
+    stages[program.stage.index].push_back(std::move(own));
+  }
+  std::vector<std::vector<Holder>> groups;
+  for (auto& [stage, holders] : stages) groups.push_back(std::move(holders));
+  if (ties) groups.push_back(std::move(tied));
+  return groups;
+}
+
+/// A bucket as all ranks of a group have it.
+class Slices {
+ public:
+  Slices(const std::vector<Holder>& ranks, size_t index, std::vector<std::string>& wrong)
+      : ranks_(ranks), index_(index), wrong_(wrong) {}
+
+  void check() {
+    const Range& elements = bucket_of(ranks_[0]).elements;
+    std::vector<Range> slices;  // relative to the bucket's begin
+    for (const Holder& holder : ranks_) {
+      const GradientBucket& bucket = bucket_of(holder);
+      // Stages that tie a weight have it at places of their own.
+      if (bucket.elements.size() != elements.size() ||
+          (holder.stage == ranks_[0].stage && bucket.elements != elements))
+        return say("rank {} has other elements", holder.rank);
+      slices.push_back(
+          {bucket.own.begin - bucket.elements.begin, bucket.own.end - bucket.elements.begin});
+    }
+    check_cover(elements, std::move(slices));
+    for (const Holder& from : ranks_) {
+      if (wrong_.empty()) check_peers_of(from);
+      if (wrong_.empty()) check_messages_of(from);
+    }
+  }
+
+ private:
+  template <typename... Values>
+  void say(fmt::format_string<Values...> text, Values&&... values) {
+    wrong_.push_back(fmt::format("{}bucket {}: {}", bucket_of(ranks_[0]).is_tied ? "tied " : "",
+                                 index_, fmt::format(text, std::forward<Values>(values)...)));
+  }
+
+  /// Every element is added up by exactly one rank.
+  void check_cover(const Range& elements, std::vector<Range> slices) {
+    std::ranges::sort(slices);
+    int64_t end = 0;
+    for (const Range& slice : slices) {
+      if (slice.empty()) continue;
+      if (slice.begin != end) {
+        say("element {} is added up by {} ranks", elements.begin + std::min(slice.begin, end),
+            slice.begin > end ? "no" : "two");
+      }
+      end = slice.end;
+    }
+    if (end != elements.size())
+      say("its slices end at element {}, not {}", elements.begin + end, elements.end);
+  }
+
+  /// A bucket travels between those that hold it alone.
+  void check_peers_of(const Holder& from) {
+    const GradientBucket& bucket = bucket_of(from);
+    for (const MessageList* list : {&bucket.reduce_sends, &bucket.reduce_receives,
+                                    &bucket.gather_sends, &bucket.gather_receives}) {
+      for (const PeerMessage& message : list->messages) {
+        if (!std::ranges::binary_search(ranks_, message.peer, {}, &Holder::rank))
+          return say("rank {} exchanges it with rank {}, which does not hold it", from.rank,
+                     message.peer);
+      }
+    }
+  }
+
+  /// Where a bucket begins among what is gathered, in bytes, as `holder` has it. Ranks of one stage
+  /// have everything in the same place.
+  int64_t gathered_begin(const Holder& holder) const {
+    const GradientBucket& bucket = bucket_of(holder);
+    int64_t begin = std::numeric_limits<int64_t>::max();
+    for (const MessageList* list : {&bucket.gather_sends, &bucket.gather_receives}) {
+      for (const PeerMessage& message : list->messages) begin = std::min(begin, message.offset);
+    }
+    return begin;
+  }
+  bool lie_alike(const Holder& from, int64_t sent, const Holder& to, int64_t arrives) const {
+    if (from.stage == to.stage) return sent == arrives;
+    return sent - gathered_begin(from) == arrives - gathered_begin(to);
+  }
+
+  /// A rank sends each other rank the other's slice, and everybody the same of what it has added
+  /// up, which lies with them where it lies here, apart from everything else.
+  void check_messages_of(const Holder& from) {
+    const GradientBucket& bucket = bucket_of(from);
+    std::vector<Range> gathered;  // bytes
+    for (const Holder& to : ranks_) {
+      if (to.rank == from.rank) continue;
+      const GradientBucket& other = bucket_of(to);
+      const PeerMessage *part = message_of(bucket.reduce_sends, to.rank),
+                        *sum = message_of(bucket.gather_sends, to.rank),
+                        *arrives = message_of(other.gather_receives, from.rank);
+      if ((part == nullptr) != other.own.empty() || (sum == nullptr) != bucket.own.empty() ||
+          (sum == nullptr) != (arrives == nullptr))
+        return say("rank {} and rank {} exchange other slices than they add up", from.rank,
+                   to.rank);
+      const int64_t offset = other.own.begin - other.elements.begin;
+      if (part != nullptr && part->offset * other.own.size() != offset * part->bytes)
+        say("rank {} sends rank {} other elements than it adds up", from.rank, to.rank);
+      if (sum == nullptr) continue;
+      if (!lie_alike(from, sum->offset, to, arrives->offset) || sum->bytes != arrives->bytes)
+        say("what rank {} sends rank {} arrives elsewhere", from.rank, to.rank);
+      if (gathered.empty()) gathered.push_back({sum->offset, sum->offset + sum->bytes});
+      if (gathered[0].begin != sum->offset || gathered[0].end != sum->offset + sum->bytes)
+        say("rank {} sends rank {} another sum than others", from.rank, to.rank);
+    }
+    for (const PeerMessage& message : bucket.gather_receives.messages)
+      gathered.push_back({message.offset, message.offset + message.bytes});
+    std::ranges::sort(gathered);
+    for (size_t i = 1; i < gathered.size(); ++i) {
+      if (gathered[i].begin < gathered[i - 1].end)
+        say("sums of two ranks arrive at byte {} of rank {}", gathered[i].begin, from.rank);
+    }
+  }
+
+  const GradientBucket& bucket_of(const Holder& holder) const { return *holder.buckets[index_]; }
+
+  const std::vector<Holder>& ranks_;
+  size_t index_;
+  std::vector<std::string>& wrong_;
+};
+
+void check_group(const std::vector<Holder>& ranks, std::vector<std::string>& wrong) {
+  const size_t buckets = ranks[0].buckets.size();
+  for (const Holder& holder : ranks) {
+    if (holder.buckets.size() == buckets) continue;
+    wrong.push_back(fmt::format("rank {} has {} buckets, rank {} has {}", holder.rank,
+                                holder.buckets.size(), ranks[0].rank, buckets));
+    return;
+  }
+  for (size_t i = 0; i < buckets; ++i) Slices(ranks, i, wrong).check();
+}
+
+}  // namespace
+
+void check_slices(std::span<const Program> programs, std::vector<std::string>& wrong) {
+  for (const std::vector<Holder>& ranks : groups_of(programs, wrong)) check_group(ranks, wrong);
+}
+
+}  // namespace distca

@@ -1,0 +1,342 @@
+// Checks that every operation comes after those that it needs. validate_complete.cc checks what all
+// ranks or a whole stage must have.
+
+#include <fmt/format.h>
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "distca/program/validate/validate_order.h"
+
+namespace distca {
+namespace {
+
+class Sequence {
+ public:
+  Sequence(const Program& program, const ProgramOrder& order, std::vector<std::string>& wrong)
+      : program_(program), order_(order), wrong_(wrong) {
+    at_home_.reserve(program.ops.size());
+    of_exchanges_.reserve(program.ops.size());
+    attention_ops_.reserve(program.ops.size() / 4);
+  }
+
+  void check() {
+    const auto num_ops = static_cast<int32_t>(program_.ops.size());
+    for (int32_t i = 0; i < num_ops; ++i) enlist(i);
+    for (int32_t i = 0; i < num_ops; ++i) {
+      check_stream(i);
+      const Op& op = program_.ops[i];
+      if (op.nano_batch < 0 && op.exchange < 0) {
+        check_of_step(i);
+      } else if (op.pass == Pass::kForward) {
+        check_forward(i);
+      } else {
+        check_backward(i);
+      }
+    }
+    check_completeness();
+  }
+
+ private:
+  /// Core attention of a pass of a layer step.
+  struct AttentionOps {
+    int32_t first = -1, last = -1;
+    int32_t away = -1;  // the one that reads what is received and writes what is returned
+    uint32_t sets = 0;  // a bit each
+  };
+  static uint64_t key(OpKind kind, Pass pass, int a, int b) {
+    return ((uint64_t(kind) * 2 + uint64_t(pass)) << 48) ^ (uint64_t(uint32_t(a + 1)) << 24) ^
+           uint64_t(uint32_t(b + 1));
+  }
+  /// Returns true for operations of a nano-batch that are played in both passes.
+  static bool is_phase(const Op& op) {
+    return op.kind == OpKind::kEmbed || op.kind == OpKind::kPreAttention ||
+           op.kind == OpKind::kPostAttention || op.kind == OpKind::kLoss;
+  }
+  static bool serves(const Op& op) { return op.exchange >= 0; }
+  /// In place of a hand-over's layer: whether it receives.
+  static constexpr int kSent = 0, kReceived = 1;
+  static int find(const std::unordered_map<uint64_t, int32_t>& ops, uint64_t key) {
+    const auto found = ops.find(key);
+    return found == ops.end() ? -1 : found->second;
+  }
+  /// Finds what this rank does as a home for a layer of a nano-batch. Returns -1 if it is missing.
+  int32_t at_home(OpKind kind, Pass pass, int layer, int nano) const {
+    return find(at_home_, key(kind, pass, layer, nano));
+  }
+  /// Finds an operation of the layer step of `op` in its exchange. Returns -1 if it is missing.
+  int32_t of_exchange(OpKind kind, Pass pass, const Op& op) const {
+    return find(of_exchanges_, key(kind, pass, op.exchange, op.layer_step));
+  }
+  const AttentionOps* attention_ops_of(Pass pass, const Op& op) const {
+    const auto found =
+        attention_ops_.find(key(OpKind::kCoreAttention, pass, op.exchange, op.layer_step));
+    return found == attention_ops_.end() ? nullptr : &found->second;
+  }
+
+  void say(int32_t op, const std::string& what) {
+    wrong_.push_back(fmt::format("{} {}", numbered(program_, op), what));
+  }
+
+  void enlist(int32_t i) {
+    const Op& op = program_.ops[i];
+    if (op.kind == OpKind::kCoreAttention) return enlist_attention(i);
+    const bool has_home = op.nano_batch >= 0 || op.exchange < 0;
+    const int place = op.kind != OpKind::kHandOver ? op.layer : (op.is_receive ? kReceived : kSent);
+    bool is_new = !has_home ||
+                  at_home_.emplace(key(op.kind, op.pass, place, op.nano_batch), i).second ||
+                  op.bucket >= 0;
+    if (serves(op)) {
+      const uint64_t of_exchange = key(op.kind, op.pass, op.exchange, op.layer_step);
+      is_new = of_exchanges_.emplace(of_exchange, i).second && is_new;
+    }
+    if (!is_new) say(i, "stands twice");
+  }
+  void enlist_attention(int32_t i) {
+    const Op& op = program_.ops[i];
+    AttentionOps& attends = attention_ops_[key(op.kind, op.pass, op.exchange, op.layer_step)];
+    const bool whole = op.tasks == TaskSet::kAll;
+    const uint32_t bit = whole ? ~0U : 1U << static_cast<int>(op.tasks);
+    if ((attends.sets & bit) != 0) say(i, "computes tasks that were computed before");
+    attends.sets |= bit;
+    if (attends.first < 0) attends.first = i;
+    attends.last = i;
+    if (whole || op.tasks == TaskSet::kAway) attends.away = i;
+  }
+
+  /// `i` comes after this operation of its nano-batch, if this rank plays phases; it waits until
+  /// the other has ended, or what it receives has landed.
+  void after(int32_t i, OpKind kind, Pass pass, int layer) {
+    const int nano = program_.ops[i].nano_batch;
+    if (nano < 0 || stage_.layers.empty()) return;
+    const int32_t other = needs(i, kind, pass, at_home(kind, pass, layer, nano));
+    if (other < 0) return;
+    const bool is_over = program_.ops[other].stream == Stream::kCompute ? order_.ended(other, i)
+                                                                        : order_.landed(other, i);
+    if (!is_over) say(i, fmt::format("does not wait for {}", numbered(program_, other)));
+  }
+  int lowest_layer() const { return static_cast<int>(stage_.layers.begin); }
+  int highest_layer() const { return static_cast<int>(stage_.layers.end) - 1; }
+  /// The first phase of a layer comes after what its nano-batch had before: the layer next to it,
+  /// or what its stage begins with.
+  void starts_layer(int32_t i) {
+    const auto& [pass, layer] = std::pair(program_.ops[i].pass, program_.ops[i].layer);
+    const bool forward = pass == Pass::kForward;
+    if (layer != (forward ? lowest_layer() : highest_layer())) {
+      forward ? after(i, OpKind::kPostAttention, pass, layer - 1)
+              : after(i, OpKind::kPreAttention, pass, layer + 1);
+    } else if (forward ? stage_.is_first() : stage_.is_last()) {
+      after(i, forward ? OpKind::kEmbed : OpKind::kLoss, pass, -1);
+    } else {
+      after(i, OpKind::kHandOver, pass, kReceived);
+    }
+  }
+  /// The operation that a stage ends with, or that hands over, comes after its last layer.
+  void ends_stage(int32_t i) {
+    if (program_.ops[i].is_receive) return;
+    program_.ops[i].pass == Pass::kForward
+        ? after(i, OpKind::kPostAttention, Pass::kForward, highest_layer())
+        : after(i, OpKind::kPreAttention, Pass::kBackward, lowest_layer());
+  }
+  /// `i` comes after `other`, which the program must have. Returns `other`, or -1 if it is missing
+  /// or comes too late.
+  int32_t needs(int32_t i, OpKind kind, Pass pass, int32_t other) {
+    if (other < 0) {
+      say(i, fmt::format("needs its {} {}, which is nowhere", pass_name(pass), op_name(kind)));
+      return -1;
+    }
+    if (other < i) return other;
+    say(i, fmt::format("comes before {}", numbered(program_, other)));
+    return -1;
+  }
+  int32_t needs_at_home(int32_t i, OpKind kind, Pass pass) {
+    const Op& op = program_.ops[i];
+    return needs(i, kind, pass, at_home(kind, pass, op.layer, op.nano_batch));
+  }
+  int32_t needs_of_exchange(int32_t i, OpKind kind, Pass pass) {
+    return needs(i, kind, pass, of_exchange(kind, pass, program_.ops[i]));
+  }
+  /// All that came home has landed, and all tasks are done.
+  void needs_attention(int32_t i) {
+    const int32_t combine = needs_at_home(i, OpKind::kCombine, program_.ops[i].pass);
+    if (combine < 0) return;
+    if (!order_.landed(combine, i)) {
+      say(i, fmt::format("does not wait for {}", numbered(program_, combine)));
+    }
+    const AttentionOps* attends = attention_ops_of(program_.ops[i].pass, program_.ops[combine]);
+    if (attends != nullptr && attends->last > i) {
+      say(i, fmt::format("comes before {}", numbered(program_, attends->last)));
+    }
+  }
+  void combines_after_attention(int32_t i) {
+    const AttentionOps* attends = attention_ops_of(program_.ops[i].pass, program_.ops[i]);
+    if (attends == nullptr) {
+      say(i, "needs its core_attention, which is nowhere");
+    } else if (attends->first > i || attends->away > i) {
+      say(i, fmt::format("comes before {}",
+                         numbered(program_, std::max(attends->first, attends->away))));
+    }
+  }
+  /// Core attention of more than home tasks reads what was received for it.
+  void reads_what_came(int32_t i, int32_t exchange) {
+    const Op& op = program_.ops[i];
+    if (exchange < 0 || program_.ops[exchange].in < 0) return;
+    if (op.tasks == TaskSet::kHomeFirst || op.tasks == TaskSet::kHomeRest) return;
+    for (int32_t buffer : op.reads) {
+      if (buffer == program_.ops[exchange].in) return;
+    }
+    say(i, fmt::format("does not read what {} receives", numbered(program_, exchange)));
+  }
+
+  void check_stream(int32_t i) {
+    const Op& op = program_.ops[i];
+    if (communicates(op.kind) != (op.stream == Stream::kComm)) say(i, "is on the wrong stream");
+  }
+
+  void check_of_step(int32_t i) {
+    const Op& op = program_.ops[i];
+    if (op.kind == OpKind::kOptimizer) {
+      needs_at_home(i, OpKind::kGradNorm, Pass::kBackward);
+    } else if (is_phase(op)) {
+      say(i, "belongs to no nano-batch");
+    }
+  }
+
+  void check_forward(int32_t i) {
+    const Op& op = program_.ops[i];
+    switch (op.kind) {
+      case OpKind::kPreAttention:
+        starts_layer(i);
+        break;
+      case OpKind::kDispatch:
+        after(i, OpKind::kPreAttention, Pass::kForward, op.layer);
+        break;
+      case OpKind::kCoreAttention:
+        reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, Pass::kForward));
+        break;
+      case OpKind::kCombine:
+        combines_after_attention(i);
+        break;
+      case OpKind::kPostAttention:
+        needs_at_home(i, OpKind::kPreAttention, Pass::kForward);
+        needs_attention(i);
+        break;
+      case OpKind::kLoss:
+      case OpKind::kHandOver:
+        ends_stage(i);
+        break;
+      case OpKind::kRedispatch:
+        say(i, "belongs to backward");
+        break;
+      default:
+        break;
+    }
+  }
+
+  void check_backward(int32_t i) {
+    const Op& op = program_.ops[i];
+    const int32_t norm = at_home(OpKind::kGradNorm, Pass::kBackward, -1, -1);
+    if (norm >= 0 && norm < i) say(i, fmt::format("comes after {}", numbered(program_, norm)));
+    if (is_phase(op)) needs_at_home(i, op.kind, Pass::kForward);
+    switch (op.kind) {
+      case OpKind::kPostAttention:
+        starts_layer(i);
+        break;
+      case OpKind::kDispatch:
+        after(i, OpKind::kPostAttention, Pass::kBackward, op.layer);
+        break;
+      case OpKind::kCoreAttention:
+        check_backward_attention(i);
+        break;
+      case OpKind::kCombine:
+        combines_after_attention(i);
+        break;
+      case OpKind::kRedispatch:
+        after(i, OpKind::kPreAttention, Pass::kForward, op.layer);
+        break;
+      case OpKind::kPreAttention:
+        needs_at_home(i, OpKind::kPostAttention, Pass::kBackward);
+        needs_attention(i);
+        break;
+      case OpKind::kEmbed:
+      case OpKind::kHandOver:
+        ends_stage(i);
+        break;
+      default:
+        break;
+    }
+  }
+
+  /// Q, K, V are those of forward, of the same exchange, or were sent again.
+  void check_backward_attention(int32_t i) {
+    const Op& op = program_.ops[i];
+    reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, Pass::kBackward));
+    if (of_exchange(OpKind::kRedispatch, Pass::kBackward, op) >= 0) {
+      reads_what_came(i, needs_of_exchange(i, OpKind::kRedispatch, Pass::kBackward));
+    } else {
+      reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, Pass::kForward));
+    }
+  }
+
+  /// A nano-batch that has some backward has all of it: as a home, under whichever exchange. An
+  /// exchange that serves some layer step in both passes does so in all that it serves forward.
+  void check_completeness() {
+    std::unordered_set<int> nano_batches, exchanges;
+    for (const Op& op : program_.ops) {
+      if (op.pass != Pass::kBackward) continue;
+      if (op.nano_batch >= 0) nano_batches.insert(op.nano_batch);
+      if (op.exchange >= 0) exchanges.insert(op.exchange);
+    }
+    for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
+      const Op& op = program_.ops[i];
+      const bool attends = op.kind == OpKind::kCoreAttention;
+      if (op.pass == Pass::kBackward) {
+        check_served_backward(i);
+      } else if ((is_phase(op) || (communicates(op.kind) && serves(op))) &&
+                 nano_batches.contains(op.nano_batch) &&
+                 at_home(op.kind, Pass::kBackward, op.layer, op.nano_batch) < 0) {
+        say(i, "has no backward");
+      } else if (serves(op) && exchanges.contains(op.exchange) &&
+                 (attends ? attention_ops_of(Pass::kBackward, op) == nullptr
+                          : of_exchange(op.kind, Pass::kBackward, op) < 0)) {
+        say(i, "has no backward");
+      }
+    }
+  }
+
+  /// Operations that serve backward come after those with which the exchange served forward, where
+  /// it did: an exchange of backward's own has only Q, K, V that are sent again.
+  void check_served_backward(int32_t i) {
+    const Op& op = program_.ops[i];
+    if (op.kind == OpKind::kRedispatch || !serves(op)) return;
+    if (of_exchange(OpKind::kDispatch, Pass::kForward, op) < 0) {
+      if (op.kind != OpKind::kCoreAttention)
+        needs_of_exchange(i, OpKind::kRedispatch, Pass::kBackward);
+      return;
+    }
+    if (op.kind != OpKind::kCoreAttention) {
+      needs_of_exchange(i, op.kind, Pass::kForward);
+      return;
+    }
+    const AttentionOps* forward = attention_ops_of(Pass::kForward, op);
+    if (forward == nullptr || forward->last > i) say(i, "comes before its forward");
+  }
+
+  const Program& program_;
+  const Stage& stage_ = program_.stage;
+  const ProgramOrder& order_;
+  std::vector<std::string>& wrong_;
+  std::unordered_map<uint64_t, int32_t> at_home_;  // by layer and nano-batch; no core attention
+  std::unordered_map<uint64_t, int32_t>
+      of_exchanges_;  // by exchange and layer step; no core attention
+  std::unordered_map<uint64_t, AttentionOps> attention_ops_;  // likewise
+};
+
+}  // namespace
+
+void check_order(const Program& program, const ProgramOrder& order,
+                 std::vector<std::string>& wrong) {
+  Sequence(program, order, wrong).check();
+}
+
+}  // namespace distca

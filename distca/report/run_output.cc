@@ -1,0 +1,99 @@
+#include "distca/report/run_output.h"
+
+#include <cmath>
+#include <utility>
+
+#include "distca/base/console.h"
+#include "distca/base/text.h"
+
+namespace distca {
+namespace {
+
+SafetensorsMetadata metadata(const Config& config) {
+  return {{kProducerKey, kProducer}, {"steps", std::to_string(config.train.steps)}};
+}
+
+/// Rounded to them.
+double in_milliseconds(double seconds) { return std::round(seconds * 1e3) / 1e3; }
+
+}  // namespace
+
+RunOutput::RunOutput(const Config& config, RunState& state, FilesByName beside,
+                     int64_t goes_on_after, int64_t first_step)
+    : config_(config),
+      state_(state),
+      beside_(std::move(beside)),
+      folder_(config.train.output_dir,
+              {.overwrite = config.train.overwrite, .goes_on_after = goes_on_after}),
+      first_step_(first_step),
+      time_left_(first_step, config.train.steps) {
+  const Json shape = config.model.to_hugging_face(config.batch.max_document_tokens);
+  folder_.reserve(safetensors_bytes(stored_weights(config.model), metadata(config)),
+                  with_eos_token_id(shape, beside_).dump(2) + "\n");
+}
+
+void RunOutput::begin(const std::string& text) {
+  Config recorded = config_;
+  recorded.train.overwrite = false;  // a permission, given once
+  folder_.begin(recorded_config(recorded));
+  metrics_.emplace(folder_.metrics_path());
+  progress_.emplace(standard_output());
+  const std::string& replaces = folder_.replaces();
+  progress_->begin(replaces.empty() ? text : replaces + "\n" + text);
+  if (first_step_ <= config_.train.steps) progress_->await(fmt::format("step {}", first_step_));
+}
+
+/// Once a run, where keys were to be kept.
+void RunOutput::say_redispatched(int64_t step) {
+  if (config_.exchange.keys != Config::Exchange::Keys::kKeep ||
+      std::exchange(said_redispatched_, true))
+    return;
+  standard_error().line(fmt::format(
+      "warning: step {}: plan.max_memory_gib = {:g} has no room for kept keys: here, and where "
+      "else they do not fit, they travel again (nano_batches_redispatched in metrics.jsonl)",
+      step, config_.plan.max_memory_gib));
+}
+
+/// Once a run.
+void RunOutput::say_bad_tokens(const StepMetrics& metrics) {
+  if (std::exchange(said_bad_tokens_, true)) return;
+  standard_error().line(fmt::format(
+      "warning: step {}: the model does not have the ids of {}: what data.bad_tokens = {} says is "
+      "done to them, here and later (bad_tokens in metrics.jsonl)",
+      metrics.step, counted(metrics.plan.bad_tokens, "token"), config_.data.bad_tokens));
+}
+
+void RunOutput::tell(const StepMetrics& metrics, const ResolvedConfig& resolved) {
+  if (metrics.plan.bad_tokens > 0) say_bad_tokens(metrics);
+  if (metrics.plan.num_redispatched > 0) say_redispatched(metrics.step);
+  Json line = metrics_line(metrics, config_, resolved);
+  line["time_left_s"] = in_milliseconds(time_left_.after(metrics.step, metrics.step_s));
+  metrics_->add(line.dump());
+  state_.step_done(metrics.step);
+  progress_->show(shown_step(line, "metrics.jsonl"));
+}
+
+void RunOutput::save_weights(const std::vector<at::Tensor>& weights) {
+  state_.begin_saving();
+  folder_.save(
+      [&](AtomicFile& file) { write_weights(file, config_.model, weights, metadata(config_)); });
+  state_.saved();
+}
+
+void RunOutput::save_beside() {
+  for (const auto& [name, contents] : beside_) {
+    const std::filesystem::path path = std::filesystem::path(config_.train.output_dir) / name;
+    std::error_code ignored;  // if the look fails, writing fails, too, and says why
+    const bool there = std::filesystem::exists(path, ignored);
+    if (!there || config_.train.overwrite) {
+      write_file_atomically(path, contents);
+    } else if (read_file(path) != contents) {
+      standard_error().line(
+          fmt::format("warning: {}: there is another one already, which is left alone without "
+                      "train.overwrite=true",
+                      path.string()));
+    }
+  }
+}
+
+}  // namespace distca

@@ -1,0 +1,49 @@
+#pragma once
+// The launches of kernels/varlen_launches.h that TaskLaunches keeps, with the rows that they move,
+// and with their lists on the device. Include <ATen/ATen.h> before this header.
+// Thread rule: as TaskLaunches.
+
+#include <cstdint>
+#include <vector>
+
+#include "distca/comm/thread_group.h"
+#include "distca/kernels/varlen_launches.h"
+#include "distca/runtime/cuda/task_launches.h"
+#include "distca/runtime/cuda/varlen_attention.h"
+
+namespace distca {
+
+/// Rows [from, from + tokens) of a buffer that are rows [row, row + tokens) of a launch.
+struct Run {
+  int64_t buffer;
+  int64_t from;
+  int64_t tokens;
+  int64_t row;
+};
+
+/// A launch, and where its rows come from and go to.
+struct PlayedLaunch {
+  kernels::VarlenLaunch launch;
+  std::vector<Run> queries;
+  std::vector<Run> gradients;  // rows of dK and dV that it adds to
+  bool queries_overlap = false, gradients_overlap = false;
+  LaunchLists lists{};
+};
+
+struct TaskLaunches::Made {
+  /// Brings the lists of all launches to the device in one transfer, behind what the current stream
+  /// was given.
+  Made(const kernels::TaskList& list, kernels::VarlenPlan plan, std::vector<bool> aligned,
+       const at::Device& device);
+  /// Lets the current stream wait for that transfer, whichever stream it went through.
+  void follow(const at::Device& device) const;
+
+  std::vector<bool> aligned;  // the result of aligned_keys()
+  std::vector<Run> gathered;  // keys, by the rows that they get
+  int64_t gathered_rows;
+  std::vector<Run> without_keys;
+  std::vector<PlayedLaunch> launches;
+  DeviceMark brought;  // null on a CPU
+};
+
+}  // namespace distca

@@ -1,0 +1,121 @@
+#include <ATen/ATen.h>
+#include <c10/core/Stream.h>
+
+#include "distca/runtime/cuda/played_launches.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "distca/comm/device_stream.h"
+#include "distca/comm/host_read.h"
+
+namespace distca {
+namespace {
+
+using kernels::PlacedKeys;
+using kernels::QueryPiece;
+using kernels::Task;
+using kernels::TaskList;
+using kernels::VarlenLaunch;
+using kernels::VarlenPlan;
+
+/// Returns true if two runs have a row of a buffer in common.
+bool overlap(std::vector<Run> runs) {
+  std::ranges::sort(runs, {}, [](const Run& run) { return std::pair(run.buffer, run.from); });
+  for (size_t i = 1; i < runs.size(); ++i) {
+    if (runs[i - 1].buffer == runs[i].buffer &&
+        runs[i - 1].from + runs[i - 1].tokens > runs[i].from)
+      return true;
+  }
+  return false;
+}
+
+/// The rows of a launch's pieces, those that adjoin in a buffer as one.
+std::vector<Run> query_runs(const TaskList& list, const VarlenLaunch& launch) {
+  std::vector<Run> runs;
+  int64_t row = 0;
+  for (const QueryPiece& piece : launch.pieces) {
+    const Task& task = list.tasks[piece.task];
+    const int64_t from = task.q_row + piece.queries.begin - task.q_position;
+    const int64_t tokens = piece.queries.size();
+    if (!runs.empty() && runs.back().buffer == task.query_buffer &&
+        runs.back().from + runs.back().tokens == from) {
+      runs.back().tokens += tokens;
+    } else {
+      runs.push_back({task.query_buffer, from, tokens, row});
+    }
+    row += tokens;
+  }
+  return runs;
+}
+
+std::vector<Run> key_runs(const std::vector<PlacedKeys>& placed) {
+  std::vector<Run> runs;
+  for (const auto& [keys, row] : placed) runs.push_back({keys.buffer, keys.row, keys.tokens, row});
+  return runs;
+}
+
+/// Tasks, or parts of them, that see no key.
+std::vector<Run> runs_without_keys(const TaskList& list, const VarlenPlan& plan) {
+  std::vector<int64_t> missing;
+  for (const Task& task : list.tasks) missing.push_back(task.q_tokens);
+  for (const VarlenLaunch& launch : plan.launches) {
+    for (const QueryPiece& piece : launch.pieces) missing[piece.task] -= piece.queries.size();
+  }
+  std::vector<Run> runs;
+  for (size_t i = 0; i < missing.size(); ++i) {
+    const Task& task = list.tasks[i];
+    if (missing[i] > 0) runs.push_back({task.query_buffer, task.q_row, task.q_tokens, 0});
+  }
+  return runs;
+}
+
+/// The lists of all launches in one transfer.
+void bring_lists(std::vector<PlayedLaunch>& launches, const at::Device& device) {
+  std::vector<int32_t> all;
+  for (const PlayedLaunch& played : launches) {
+    for (const auto* list :
+         {&played.launch.cu_seqlens_q, &played.launch.key_starts, &played.launch.keys_used})
+      all.insert(all.end(), list->begin(), list->end());
+  }
+  const at::Tensor brought = upload(at::tensor(all, at::kInt), device);
+  int64_t begin = 0;
+  for (PlayedLaunch& played : launches) {
+    for (size_t i = 0; i < played.lists.size(); ++i) {
+      const int64_t size = played.launch.sequences() + (i < 2 ? 1 : 0);
+      played.lists[i] = brought.narrow(0, begin, size);
+      begin += size;
+    }
+  }
+}
+
+}  // namespace
+
+TaskLaunches::Made::Made(const TaskList& list, VarlenPlan plan, std::vector<bool> aligned_in,
+                         const at::Device& device)
+    : aligned(std::move(aligned_in)),
+      gathered(key_runs(plan.gathered)),
+      gathered_rows(plan.gathered_rows()),
+      without_keys(runs_without_keys(list, plan)) {
+  for (VarlenLaunch& launch : plan.launches) {
+    PlayedLaunch& played = launches.emplace_back(PlayedLaunch{std::move(launch)});
+    played.queries = query_runs(list, played.launch);
+    played.gradients = key_runs(played.launch.gradients);
+    played.queries_overlap = overlap(played.queries);
+    played.gradients_overlap = overlap(played.gradients);
+  }
+  bring_lists(launches, device);
+  if (device.is_cpu()) return;
+  brought = end_of(current_stream(device));
+}
+
+void TaskLaunches::Made::follow(const at::Device& device) const {
+  if (brought) distca::follow(current_stream(device), brought);
+}
+
+TaskLaunches::TaskLaunches() = default;
+TaskLaunches::~TaskLaunches() = default;
+TaskLaunches::TaskLaunches(TaskLaunches&&) noexcept = default;
+TaskLaunches& TaskLaunches::operator=(TaskLaunches&&) noexcept = default;
+
+}  // namespace distca
