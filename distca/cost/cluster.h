@@ -10,25 +10,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "distca/cost/link_price.h"
 #include "distca/cost/memory_price.h"
 
 namespace distca {
-
-/// One direction between two ranks, with nothing else on the wire.
-struct Link {
-  int64_t latency_ns = 20'000;    // latency of each message, however small
-  int64_t bytes_per_us = 50'000;  // > 0; 400 Gb/s InfiniBand (paper, Appendix A)
-  bool operator==(const Link&) const = default;
-};
-
-/// The longest time that transfer_ns returns. Longer times are cut to it.
-inline constexpr int64_t kMostTransferNs = int64_t{1} << 60;
-
-/// Nanoseconds for `messages` messages that have `bytes` bytes in all and are sent one after
-/// another.
-/// Counts: a latency for each message, and bytes / bandwidth, rounded up. Ignores: other messages
-/// on the same wire, packing and unpacking.
-int64_t transfer_ns(const Link& link, int64_t messages, int64_t bytes);
 
 struct Cluster {
   /// Ranks 0 .. num_workers - 1 are the workers: they hold weights and tokens.

@@ -17,9 +17,6 @@
 namespace distca {
 namespace {
 
-/// How many times faster links inside a node are: NVLink has 450 GB/s, InfiniBand has 50 GB/s.
-constexpr int64_t kInsideOverBetween = 9;
-
 std::vector<int64_t> capacities(const Config& config, const PlanRequest& request, int num_workers,
                                 const Speeds& speeds) {
   std::vector<int64_t> given = checked_capacities(config, num_workers);

@@ -30,11 +30,6 @@ namespace distca {
 
 class Llama;
 
-/// The learning rate of `step`, which counts from 0. It rises linearly to lr during the warm-up.
-/// Then it is constant, or it falls as optimizer.schedule says, and reaches lr * min_lr_ratio at
-/// the last of the steps over which it decays (Config::decay_end). Later steps have that, too.
-double learning_rate(const Config& config, int64_t step);
-
 /// AdamW's state and the gradients of some parameters.
 class Optimizer {
  public:

@@ -30,7 +30,9 @@
 #include "distca/train/check_run.h"
 #include "distca/train/checkpoint_saver.h"
 #include "distca/train/compute_peak.h"
+#include "distca/train/evaluate.h"
 #include "distca/train/last_save.h"
+#include "distca/train/lr_schedule.h"
 #include "distca/train/rank_step.h"
 #include "distca/train/resume.h"
 #include "distca/train/run_faults.h"
@@ -369,16 +371,11 @@ class Trainer {
 
   /// Returns false if a batch cannot be had.
   bool evaluate(StepMetrics* metrics) {
-    PositionLosses losses;
-    for (size_t i = 0; i < batches_.num_validation(); ++i) {
-      const auto planned = next_planned(metrics->step, ProgramRequest::Kind::kEvaluate);
-      if (!planned) return false;
-      // One after the other: how many are played together makes no difference to the bits.
-      for (const PositionLosses& more : step_.evaluate(planned->input).losses) losses += more;
-    }
-    sum_over_ranks(comm_, losses);
-    metrics->validation_loss = losses.mean();
-    metrics->validation_by_position = losses.bands();
+    const auto next = [&] { return next_planned(metrics->step, ProgramRequest::Kind::kEvaluate); };
+    const auto losses = distca::evaluate(step_, batches_.num_validation(), next, comm_);
+    if (!losses) return false;
+    metrics->validation_loss = losses->mean();
+    metrics->validation_by_position = losses->bands();
     return true;
   }
 

@@ -13,8 +13,6 @@ auto order(const Piece& piece) {
 
 }  // namespace
 
-int64_t byte_price(const Link& link) { return std::max<int64_t>(1, 1'000'000 / link.bytes_per_us); }
-
 Assignment::Assignment(const PlanRequest& request, const Layout& layout)
     : cluster_(request.cluster),
       window_left_(request.shape.window_left),

@@ -29,9 +29,6 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-/// The price of a byte in picoseconds. It is at least 1, so that no byte is free.
-int64_t byte_price(const Link& link);
-
 /// The rest of a piece after a part of it is taken out.
 struct Rest {
   Rest() {}  // does not clear the pieces: clearing takes as long as finding them
