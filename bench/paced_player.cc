@@ -8,7 +8,7 @@
 #include "distca/base/clock.h"
 #include "distca/comm/collectives.h"
 #include "distca/runtime/executor.h"
-#include "distca/train/messages_under_way.h"
+#include "distca/runtime/messages_under_way.h"
 
 namespace distca::bench {
 namespace {

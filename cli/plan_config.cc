@@ -37,7 +37,7 @@ std::string notes(const Config& config, const std::string& data, const BatchStre
   return text;
 }
 
-Json json_of(int64_t step, const BatchPlan& plans, const PlanFigures& figures,
+Json json_of(int64_t step, const BatchPlans& plans, const PlanFigures& figures,
              const Config& config) {
   Json json = {{"step", step},
                {"plan_hash", fmt::format("{:016x}", figures.hash)},
@@ -54,7 +54,7 @@ Json json_of(int64_t step, const BatchPlan& plans, const PlanFigures& figures,
   return json;
 }
 
-void print_plans(const Config& config, const BatchPlan& plans) {
+void print_plans(const Config& config, const BatchPlans& plans) {
   const std::vector<int64_t> windows = config.model.windows(),
                              layers = config.model.num_layers_of_windows();
   for (size_t i = 0; i < plans.plans.size(); ++i) {
@@ -94,7 +94,7 @@ void print_plan_of_config(const ConfigToPlan& asked) {
     return print_comparison(plan_request(config, batch.front().nano_batch, asked.workers),
                             asked.as_json);
   }
-  const BatchPlan plans = plan_later_batch(config, batch, asked.workers);
+  const BatchPlans plans = plan_later_batch(config, batch, asked.workers);
   PlanFigures figures{.hash = plans_hash(plans)};
   std::vector<RankSample> work;
   add_plan_figures(config, batch, plans, asked.workers, &figures, &work);

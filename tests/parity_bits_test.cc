@@ -15,7 +15,7 @@
 #include "distca/base/random.h"
 #include "distca/comm/aten_types.h"
 #include "distca/config/config.h"
-#include "distca/runtime/core_attention_testing.h"
+#include "distca/runtime/step_attention_testing.h"
 #include "tests/parity_testing.h"
 
 namespace distca::parity {

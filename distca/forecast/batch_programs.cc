@@ -6,7 +6,7 @@
 
 namespace distca {
 
-BatchPrograms::BatchPrograms(const Config& config, const BatchPlan& plans,
+BatchPrograms::BatchPrograms(const Config& config, const BatchPlans& plans,
                              ProgramRequest::Kind kind, int num_workers)
     : config_(config),
       plans_(plans),

@@ -22,7 +22,7 @@ namespace distca {
 class BatchPrograms {
  public:
   /// Borrows the configuration and the plans, which were made for so many workers.
-  BatchPrograms(const Config& config, const BatchPlan& plans, ProgramRequest::Kind kind,
+  BatchPrograms(const Config& config, const BatchPlans& plans, ProgramRequest::Kind kind,
                 int num_workers);
 
   /// The program of a rank. `gradients` is what it exchanges of them; null on a dedicated server
@@ -34,7 +34,7 @@ class BatchPrograms {
 
  private:
   const Config& config_;
-  const BatchPlan& plans_;
+  const BatchPlans& plans_;
   ProgramRequest::Kind kind_;
   RunGrid run_;
   std::vector<PlanIndex> indices_;  // [plans_.plans]; empty in a pipeline

@@ -85,7 +85,7 @@ std::string below_the_table(const RunGrid& grid, const DryRun& run, const Shown&
          "\n";
 }
 
-std::string memory_table(const Config& config, const RunGrid& grid, const DryRun& run) {
+std::string memory_table(const RunGrid& grid, const DryRun& run) {
   const Shown shown = shown_ranks(grid, run);
   std::vector<std::string> header = {"MiB"};
   for (const size_t local : shown.ranks)
@@ -103,10 +103,7 @@ std::string memory_table(const Config& config, const RunGrid& grid, const DryRun
   add_row("peak", [](const PeakMemory& peak) { return peak.total(); });
   if (grid.is_pipeline()) {
     std::vector<std::string> row = {"nano-batches in flight"};
-    for (const size_t local : shown.ranks) {
-      const int stage = grid.grid.stage(run.local.first + static_cast<int>(local));
-      row.push_back(std::to_string(stage < 0 ? 0 : nano_batches_in_flight(config, grid, stage)));
-    }
+    for (const size_t local : shown.ranks) row.push_back(std::to_string(run.in_flight.at(local)));
     table.add_row(row);
   }
   return table.to_string() + below_the_table(grid, run, shown);
@@ -169,8 +166,6 @@ DryRun dry_run(const Config& config, int num_workers, LocalRanks local,
   }
   run.batches = ahead.words;
   run.plans = ahead.plans[0];
-  run.needed = memory_needed(config, num_workers, local);
-  run.needed.buffers = exchange_buffer_bytes(config, ahead.plans[0], num_workers, local);
   std::vector<PeakOfRank> ranks;
   const kernels::FlashDevice usual;
   for (int i = 0; i < local.count; ++i) {
@@ -179,18 +174,20 @@ DryRun dry_run(const Config& config, int num_workers, LocalRanks local,
                        devices.empty() ? usual.multiprocessors
                                        : device_of(config, rank, local, devices).multiprocessors);
   }
-  for (const BatchPlan& plans : ahead.plans) {
+  for (const BatchPlans& plans : ahead.plans) {
     const BatchPrograms programs(config, plans, ProgramRequest::Kind::kTrain, num_workers);
     for (int i = 0; i < local.count; ++i) {
       const Program program = programs.of(local.first + i);
       ranks[i].add(program);
-      if (&plans == &ahead.plans.front())
-        run.sent_bytes += bytes_between_nodes(program, local.first + i, /*ranks_per_node=*/1);
+      if (&plans != &ahead.plans.front()) continue;
+      run.in_flight.push_back(most_in_flight(program));
+      run.sent_bytes += bytes_between_nodes(program, local.first + i, /*ranks_per_node=*/1);
     }
   }
   std::vector<RankSample> work;
   add_plan_figures(config, ahead.first, ahead.plans.front(), num_workers, &run.first, &work);
   for (const PeakOfRank& rank : ranks) run.peaks.push_back(rank.peak());
+  run.needed = least_together(run.peaks);
   return run;
 }
 
@@ -214,8 +211,7 @@ std::string dry_run_text(const Config& config, int num_workers, const DryRun& ru
       run.batches, run.first.imbalance_before, run.first.imbalance_after,
       human_bytes(run.sent_bytes));
   return fmt::format("{}\n{}\n{}\n\n{}\n{}\n", wrap(parameters, kColumns), wrap(ranks, kColumns),
-                     wrap(plan, kColumns), memory_table(config, grid, run),
-                     machine_text(config, run));
+                     wrap(plan, kColumns), memory_table(grid, run), machine_text(config, run));
 }
 
 }  // namespace distca

@@ -21,10 +21,11 @@ namespace distca {
 
 struct DryRun {
   LocalRanks local;
-  std::string batches;               // the batches that memory was counted for, in words
-  std::vector<PeakMemory> peaks;     // [local.count] of each rank of this machine
-  MemoryParts needed;                // the least that these ranks need together
-  BatchPlan plans;                   // plans of the first batch
+  std::string batches;             // the batches that memory was counted for, in words
+  std::vector<PeakMemory> peaks;   // [local.count] of each rank of this machine
+  std::vector<int64_t> in_flight;  // [local.count] the most nano-batches whose activations it keeps
+  MemoryParts needed;              // the least that these ranks need together
+  BatchPlans plans;                // plans of the first batch
   std::vector<DeviceFacts> devices;  // CUDA devices that are here
   int64_t device_cap_bytes = 0;      // device_cap() (forecast/memory_cap.h)
   PlanFigures first;                 // figures of the first batch's plans

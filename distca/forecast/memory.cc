@@ -1,20 +1,29 @@
 #include "distca/forecast/memory.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
 
 #include "distca/base/cgroup.h"
 #include "distca/base/error.h"
 #include "distca/config/run_grid.h"
-#include "distca/forecast/batch_programs.h"
 #include "distca/forecast/memory_cap.h"
-#include "distca/forecast/step_program.h"
+#include "distca/forecast/memory_peak.h"
 #include "distca/model/weight_table.h"
 #include "distca/program/overlap.h"
 
 namespace distca {
 namespace {
+
+using enum MemoryPart;
+
+constexpr std::array<const char*, kNumMemoryParts> kNames = {
+    "weights",          "gradients",   "AdamW's state", "copies of weights", "checkpoint copy",
+    "exchange buffers", "activations", "logits",        "phase under way"};
 
 /// Local ranks that hold the weights of a stage.
 double local_replicas(const Grid& grid, int stage, LocalRanks local) {
@@ -48,73 +57,43 @@ MemoryParts standing_on_rank(const Config& config, const Stage& stage, int repli
   }
   const double masters = elements * master;
   MemoryParts parts;
-  parts.weights = masters - (is_sharded ? matrices * (master - type) : 0);
-  parts.gradients = masters;
-  if (type < master && !is_sharded) parts.copies = copied * type;
-  parts.state = 2 * (is_sharded ? owned * master : masters);
-  if (is_sharded && type < master) parts.state += owned * master;
+  parts.at(kWeights) = masters - (is_sharded ? matrices * (master - type) : 0);
+  parts.at(kGradients) = masters;
+  if (type < master && !is_sharded) parts.at(kCopies) = copied * type;
+  parts.at(kState) = 2 * (is_sharded ? owned * master : masters);
+  if (is_sharded && type < master) parts.at(kState) += owned * master;
   // Each replica copies its share of the masters and of both moments, from a device to the host.
   if (config.checkpoint.async && config.checkpoint.every_steps > 0 && !config.on_cuda())
-    parts.checkpoint = 3 * saved * master;
+    parts.at(kCheckpoint) = 3 * saved * master;
   return parts;
 }
 
-/// Returns the least that a step adds on one of a stage's replicas, without buffers. On all stages
-/// but the last, the highest moment that is counted is the beginning of the last layer's backward,
-/// when as many nano-batches are in flight as ever.
-MemoryParts step_on_rank(const Config& config, const RunGrid& run, int stage_index) {
-  const Stage stage = run.stage_of(run.grid.rank(stage_index, 0));
+/// The least that a step adds on one of a stage's replicas: when the backward of a nano-batch
+/// begins, all its activations are there. Layouts give workers even shares; one that does not gives
+/// the local ones that on average.
+double activations_on_rank(const Config& config, const RunGrid& run, const Stage& stage) {
   ModelShape shape = config.model.shape();
   shape.num_layers = stage.layers.size();
-  const auto layers = static_cast<double>(shape.num_layers);
-  const auto type = static_cast<double>(element_bytes(config.model.dtype));
   const bool redispatches =
       run.is_pipeline() || config.exchange.keys == Config::Exchange::Keys::kRedispatch;
-  const bool pairs = plays_pairs(config, run);
-  const auto in_flight = static_cast<double>(nano_batches_in_flight(config, run, stage_index));
-  // One of a pair has come back through its last layer when the other is there.
-  const double layers_kept = in_flight * layers - (pairs ? 1 : 0);
-  // Layouts give workers even shares; one that does not gives the local ones that on average.
-  const double tokens =
-      static_cast<double>(config.batch.nano_batch_tokens) / std::max(run.grid.replicas, 1);
-  const Recompute recompute = config.train.recompute;
-  MemoryParts parts;
-  parts.activations = layers_kept / layers * tokens *
-                      static_cast<double>(llama_memory(shape, recompute, redispatches).token_bytes);
-  // At the loss's backward: log-probabilities, the gradient by them, and that by the logits.
-  if (stage.is_last()) {
-    const double rows =
-        std::min(tokens, static_cast<double>(step_options(config).loss_rows(config.model)));
-    parts.logits =
-        3 * rows * static_cast<double>(config.model.vocab_size) * master_bytes(config.model);
-  }
-  // In the last layer's backward: its output and the gradient by that, and gradients by inner
-  // vectors of its MLP, where kNone has kept the product and kFull has only a chunk of rows, then
-  // Q, K, V again.
-  const bool full = recompute == Recompute::kFull;
-  const double rows =
-      full ? std::min(tokens, static_cast<double>(step_options(config).chunk_rows)) : tokens;
-  const double inner =
-      (recompute == Recompute::kNone ? 1 : 2) * static_cast<double>(shape.intermediate_size);
-  double later = rows * (2 * static_cast<double>(shape.hidden_size) + inner) * type;
-  if (full && !redispatches) {
-    const AttentionShape& attention = shape.attention;
-    later = std::max(
-        later, (pairs ? 2 : 1) * tokens *
-                   static_cast<double>(attention.q_token_bytes() + attention.kv_token_bytes()));
-  }
-  parts.activations += std::max(0.0, later - parts.logits);
-  return parts;
+  return static_cast<double>(config.batch.nano_batch_tokens) / run.grid.replicas *
+         static_cast<double>(llama_memory(shape, config.train.recompute, redispatches).token_bytes);
 }
 
-/// Adds the parts of so many ranks.
-void add(MemoryParts& sum, const MemoryParts& of_rank, double ranks) {
-  for (double MemoryParts::*part :
-       {&MemoryParts::weights, &MemoryParts::gradients, &MemoryParts::state, &MemoryParts::copies,
-        &MemoryParts::activations, &MemoryParts::logits, &MemoryParts::buffers,
-        &MemoryParts::checkpoint}) {
-    sum.*part += ranks * of_rank.*part;
+/// Adds up what `on_rank` gives of a stage for each local rank that holds its weights.
+template <typename OnRank>
+MemoryParts sum_over_stages(const Config& config, int num_workers, LocalRanks local,
+                            const OnRank& on_rank) {
+  const RunGrid run = run_grid(config, num_workers);
+  MemoryParts parts;
+  for (int stage = 0; stage < run.grid.stages; ++stage) {
+    const double ranks = local_replicas(run.grid, stage, local);
+    if (ranks == 0) continue;
+    MemoryParts all = on_rank(run, run.stage_of(run.grid.rank(stage, 0)));
+    for (double& bytes : all.bytes) bytes *= ranks;
+    parts += all;
   }
+  return parts;
 }
 
 /// The subject of a refusal.
@@ -127,56 +106,31 @@ std::string who(LocalRanks ranks, const MemoryLimit& limit) {
 
 }  // namespace
 
+const char* memory_part_name(MemoryPart part) { return kNames.at(static_cast<size_t>(part)); }
+
+double MemoryParts::total() const { return std::accumulate(bytes.begin(), bytes.end(), 0.0); }
+
+MemoryParts& MemoryParts::operator+=(const MemoryParts& other) {
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += other.bytes[i];
+  return *this;
+}
+
 double master_bytes(const LlamaConfig& model) {
   return model.dtype == ScalarType::kFloat64 ? 8 : 4;
 }
 
-bool plays_pairs(const Config& config, const RunGrid& run) {
-  const bool at_home = config.parallel.pipeline_schedule == PipelineSchedule::kAtHome;
-  return config.pairs_nano_batches() && !(run.is_pipeline() && at_home);
-}
-
-int64_t nano_batches_in_flight(const Config& config, const RunGrid& run, int stage) {
-  const bool at_home = config.parallel.pipeline_schedule == PipelineSchedule::kAtHome;
-  const int64_t behind = run.grid.stages - 1 - stage,
-                of_a_micro_batch = plays_pairs(config, run) ? 2 : 1;
-  const int64_t micro_batches = at_home ? behind + 1 : 2 * behind + 1;
-  return std::min(config.batch.nano_batches, of_a_micro_batch * micro_batches);
-}
-
 MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local) {
-  const RunGrid run = run_grid(config, num_workers);
-  MemoryParts parts;
-  for (int stage = 0; stage < run.grid.stages; ++stage) {
-    const double ranks = local_replicas(run.grid, stage, local);
-    if (ranks == 0) continue;
-    add(parts, standing_on_rank(config, run.stage_of(run.grid.rank(stage, 0)), run.grid.replicas),
-        ranks);
-  }
-  return parts;
+  return sum_over_stages(config, num_workers, local, [&](const RunGrid& run, const Stage& stage) {
+    return standing_on_rank(config, stage, run.grid.replicas);
+  });
 }
 
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local) {
-  MemoryParts parts = standing_memory(config, num_workers, local);
-  if (config.train.steps == 0) return parts;
-  const RunGrid run = run_grid(config, num_workers);
-  for (int stage = 0; stage < run.grid.stages; ++stage) {
-    const double ranks = local_replicas(run.grid, stage, local);
-    if (ranks > 0) add(parts, step_on_rank(config, run, stage), ranks);
-  }
-  return parts;
-}
-
-double exchange_buffer_bytes(const Config& config, const BatchPlan& plans, int num_workers,
-                             LocalRanks local) {
-  if (config.train.steps == 0) return 0;
-  const BatchPrograms programs(config, plans, ProgramRequest::Kind::kTrain, num_workers);
-  double bytes = 0;
-  for (int rank = local.first; rank < local.first + local.count; ++rank) {
-    const Program program = programs.of(rank);
-    for (const Buffer& buffer : program.buffers) bytes += static_cast<double>(buffer.bytes);
-  }
-  return bytes;
+  return sum_over_stages(config, num_workers, local, [&](const RunGrid& run, const Stage& stage) {
+    MemoryParts parts = standing_on_rank(config, stage, run.grid.replicas);
+    if (config.train.steps > 0) parts.at(kActivations) = activations_on_rank(config, run, stage);
+    return parts;
+  });
 }
 
 MemoryLimit memory_limit() {
@@ -187,16 +141,19 @@ MemoryLimit memory_limit() {
 }
 
 void check_memory(const MemoryParts& parts, LocalRanks local, const MemoryLimit& limit) {
+  if (parts.total() <= static_cast<double>(limit.bytes)) return;
   const auto gib = [](double bytes) { return fmt::format("{:.2f}", bytes / 0x1p30); };
-  DISTCA_THROW_IF(
-      parts.total() > static_cast<double>(limit.bytes), ErrorKind::kConfig,
-      "{} would need {} GiB of memory (weights {}, gradients {}, AdamW's state {}, copies of "
-      "weights {}, activations {}, logits {}, exchange buffers {}, copy for checkpoints {}), {} {} "
-      "GiB: use a smaller model or batch.nano_batch_tokens, train.recompute = full, "
-      "parallel.use_distributed_optimizer = true, or {}",
-      who(local, limit), gib(parts.total()), gib(parts.weights), gib(parts.gradients),
-      gib(parts.state), gib(parts.copies), gib(parts.activations), gib(parts.logits),
-      gib(parts.buffers), gib(parts.checkpoint),
+  std::vector<std::string> each;
+  for (int i = 0; i < kNumMemoryParts; ++i) {
+    const auto part = static_cast<MemoryPart>(i);
+    each.push_back(fmt::format("{} {}", memory_part_name(part), gib(parts.of(part))));
+  }
+  throw Error(
+      ErrorKind::kConfig,
+      "{} would need {} GiB of memory ({}), {} {} GiB: use a smaller model or "
+      "batch.nano_batch_tokens, train.recompute = full, parallel.use_distributed_optimizer = true, "
+      "or {}",
+      who(local, limit), gib(parts.total()), fmt::join(each, ", "),
       limit.of_device  ? (local.count == 1 ? "its device has" : "which has")
       : limit.of_group ? "the control group of this process allows"
                        : "this machine has",
@@ -213,17 +170,18 @@ const DeviceFacts& device_of(const Config& config, int rank, LocalRanks local,
 }
 
 void check_device_memory(const Config& config, int num_workers, LocalRanks local,
-                         const std::vector<DeviceFacts>& devices, const BatchPlan* plans) {
+                         const std::vector<DeviceFacts>& devices, const BatchPlans* plans) {
   if (devices.empty()) return;
-  BatchPlan least = plans ? *plans : BatchPlan();
+  BatchPlans least = plans ? *plans : BatchPlans();
   if (takes_device_cap(config)) least.redispatched = true;  // whose buffers are smaller
   const int together = config.ranks_are_threads() ? local.count : 1;
   for (int rank = local.first; rank < local.first + local.count; rank += together) {
     const LocalRanks of_device{.first = rank, .count = together};
-    MemoryParts parts = memory_needed(config, num_workers, of_device);
-    if (plans) parts.buffers = exchange_buffer_bytes(config, least, num_workers, of_device);
-    check_memory(parts, of_device,
-                 {.bytes = device_of(config, rank, local, devices).bytes, .of_device = true});
+    const DeviceFacts& device = device_of(config, rank, local, devices);
+    check_memory(plans ? least_together(peaks_of_batch(config, least, num_workers, of_device,
+                                                       device.multiprocessors))
+                       : memory_needed(config, num_workers, of_device),
+                 of_device, {.bytes = device.bytes, .of_device = true});
   }
 }
 

@@ -1,9 +1,9 @@
 #pragma once
-// Computes how much memory the ranks of one machine need, before anything is read or planned. The
-// result is a lower bound: a run that fits is never refused, but a run that barely fits by this
-// bound may still run out of memory. What the tensors of a rank really take at most is predicted in
-// forecast/memory_peak.h, from the same standing_memory(). Any thread may call these functions.
+// What stands in the memory of ranks, what a run cannot do without, and whether a machine or a
+// device has that. What the tensors of a rank take at most under its plans is predicted in
+// forecast/memory_peak.h. Any thread may call these functions.
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -20,34 +20,35 @@ struct LocalRanks {
   int count = 1;
 };
 
-/// Bytes of each use of memory, summed over the local ranks. They are doubles, so that no product
-/// of sizes overflows.
-struct MemoryParts {
-  /// Weights in fp32 (fp64 for an fp64 model). With ZeRO-1, matrices are in the compute type.
-  double weights = 0;
-  double gradients = 0;
-  double state = 0;        // AdamW's two moments and, with ZeRO-1, masters of rounded weights
-  double copies = 0;       // copies of the weights in the compute type, where that is another type
-  double activations = 0;  // activations of the nano-batches under way
-  double logits = 0;       // logits of one chunk of rows a worker, with what its loss makes of them
-  double buffers = 0;      // buffers of exchanges, with the keys that are kept until backward
-  double checkpoint = 0;   // the copy of weights and state from which checkpoints are written
+/// Uses of a rank's memory. The first six stand during a step, the others come and go.
+enum class MemoryPart : uint8_t {
+  kWeights,
+  kGradients,
+  kState,        // AdamW's two moments; with ZeRO-1 also masters
+  kCopies,       // copies of the weights in the compute type
+  kCheckpoint,   // the copy from which checkpoints are written
+  kBuffers,      // buffers of exchanges and gradient sums, with keys kept until backward
+  kActivations,  // tensors that forward keeps for backward, and gradients by activations
+  kLogits,       // logits of one chunk of rows, with what the loss makes of them
+  kPhase,        // temporaries of the operation under way
+};
+inline constexpr int kNumMemoryParts = static_cast<int>(MemoryPart::kPhase) + 1;
+/// "weights", "gradients", ...
+const char* memory_part_name(MemoryPart part);
 
-  double total() const {
-    return weights + gradients + state + copies + activations + logits + buffers + checkpoint;
-  }
+/// Bytes of each use of memory, of one rank or summed over some. They are doubles, so that no
+/// product of sizes overflows.
+struct MemoryParts {
+  std::array<double, kNumMemoryParts> bytes{};  // [MemoryPart]
+
+  double of(MemoryPart part) const { return bytes[static_cast<size_t>(part)]; }
+  double& at(MemoryPart part) { return bytes[static_cast<size_t>(part)]; }
+  double total() const;
+  MemoryParts& operator+=(const MemoryParts& other);
 };
 
 /// Bytes of one element of a weight as the optimizer has it, of its gradient and of a moment.
 double master_bytes(const LlamaConfig& model);
-
-/// Returns true if two nano-batches are under way at the same time on each stage. Stages that
-/// compute their own core attention have nothing to hide under the other one.
-bool plays_pairs(const Config& config, const RunGrid& run);
-/// The most nano-batches of a step whose activations a stage keeps at the same time
-/// (most_in_flight(program) of a full step; docs/program.md, "Pipelines"). Without a pipeline, two
-/// or one.
-int64_t nano_batches_in_flight(const Config& config, const RunGrid& run, int stage);
 
 /// The memory that is taken throughout every step, whatever the step does: weights, gradients,
 /// AdamW's state, copies of the weights and each worker's copy for checkpoints that are written
@@ -57,19 +58,11 @@ int64_t nano_batches_in_flight(const Config& config, const RunGrid& run, int sta
 /// This and the next throw as run_grid() does.
 MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local);
 
-/// The memory of a run, without exchange buffers, which depend on the plan.
-/// Counts: what stands in memory; at llama_memory's price, each local worker's share of the tokens
-/// of the nano-batches in flight on its stage (under ping-pong, one of the last two has come back
-/// through its last layer); on the last stage, logits, log-probabilities and their gradient at the
-/// loss; or, if that is larger, what the last layer makes in backward. Ignores: the program,
-/// PyTorch's libraries, the data set's index, the allocator. It is never above the peaks that
-/// forecast/memory_peak.h predicts for the same ranks (a test compares many configurations).
+/// What a run cannot do without, whatever is planned: what stands in memory, and each local
+/// worker's share of the activations of one nano-batch, at llama_memory's price. It is never above
+/// the peaks that forecast/memory_peak.h predicts for the same ranks (a test compares many
+/// configurations).
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local);
-
-/// Bytes of the local ranks' exchange buffers for the plans of one batch. A run of no steps has
-/// none.
-double exchange_buffer_bytes(const Config& config, const BatchPlan& plans, int num_workers,
-                             LocalRanks local);
 
 /// How much memory there is.
 struct MemoryLimit {
@@ -88,7 +81,7 @@ void check_memory(const MemoryParts& parts, LocalRanks local, const MemoryLimit&
 /// share the first one as threads. `plans` are those of the first batch, or null before it is
 /// planned. Does nothing where `devices` is empty.
 void check_device_memory(const Config& config, int num_workers, LocalRanks local,
-                         const std::vector<DeviceFacts>& devices, const BatchPlan* plans);
+                         const std::vector<DeviceFacts>& devices, const BatchPlans* plans);
 /// The device of a local rank: of those that are visible, the one of its number on this machine,
 /// or the only one. `devices` is not empty.
 const DeviceFacts& device_of(const Config& config, int rank, LocalRanks local,

@@ -18,10 +18,10 @@ bool takes_device_cap(const Config& config) {
          config.train.steps > 0;
 }
 
-int64_t device_cap(const Config& config, const BatchPlan& plans, int num_workers, LocalRanks local,
+int64_t device_cap(const Config& config, const BatchPlans& plans, int num_workers, LocalRanks local,
                    const std::vector<DeviceFacts>& devices) {
   if (!takes_device_cap(config) || devices.empty()) return 0;
-  BatchPlan redispatched = plans;  // whose buffers hold no kept keys
+  BatchPlans redispatched = plans;  // whose buffers hold no kept keys
   redispatched.redispatched = true;
   const BatchPrograms programs(config, redispatched, ProgramRequest::Kind::kTrain, num_workers);
   const int sharing = config.ranks_are_threads() ? local.count : 1;

@@ -36,7 +36,7 @@ bool takes_device_cap(const Config& config);
 /// (the operators' temporaries among them) leave of a rank's share of its device under the plans of
 /// the first batch, on the local rank where that is least. 0 means no cap, because the
 /// configuration takes none or `devices` is empty.
-int64_t device_cap(const Config& config, const BatchPlan& plans, int num_workers, LocalRanks local,
+int64_t device_cap(const Config& config, const BatchPlans& plans, int num_workers, LocalRanks local,
                    const std::vector<DeviceFacts>& devices);
 
 /// Returns words such as "61.25 GiB".

@@ -1,25 +1,12 @@
 #include "distca/forecast/memory_peak.h"
 
 #include <algorithm>
-#include <numeric>
 
-#include "distca/forecast/memory.h"
+#include "distca/forecast/batch_programs.h"
 #include "distca/forecast/memory_walk.h"
 
 namespace distca {
-namespace {
-
 using enum MemoryPart;
-
-constexpr std::array<const char*, kNumMemoryParts> kNames = {
-    "weights",          "gradients",   "AdamW's state", "copies of weights", "checkpoint copy",
-    "exchange buffers", "activations", "logits",        "phase under way"};
-
-}  // namespace
-
-const char* memory_part_name(MemoryPart part) { return kNames.at(static_cast<size_t>(part)); }
-
-double PeakMemory::total() const { return std::accumulate(bytes.begin(), bytes.end(), 0.0); }
 
 PeakOfRank::PeakOfRank(const Config& config, int rank, int num_workers, int64_t multiprocessors)
     : config_(config), rank_(rank), num_workers_(num_workers), multiprocessors_(multiprocessors) {}
@@ -40,9 +27,32 @@ void PeakOfRank::add(const Program& program) {
 
 PeakMemory PeakOfRank::peak() const {
   PeakMemory peak = highest_;
-  double& bytes = peak.bytes[static_cast<size_t>(kBuffers)];
-  for (const auto& [place, held] : buffers_) bytes += static_cast<double>(held);
+  for (const auto& [place, held] : buffers_) peak.at(kBuffers) += static_cast<double>(held);
   return peak;
+}
+
+std::vector<PeakMemory> peaks_of_batch(const Config& config, const BatchPlans& plans,
+                                       int num_workers, LocalRanks local, int64_t multiprocessors) {
+  const BatchPrograms programs(config, plans, ProgramRequest::Kind::kTrain, num_workers);
+  std::vector<PeakMemory> peaks;
+  for (int rank = local.first; rank < local.first + local.count; ++rank) {
+    PeakOfRank of_rank(config, rank, num_workers, multiprocessors);
+    of_rank.add(programs.of(rank));
+    peaks.push_back(of_rank.peak());
+  }
+  return peaks;
+}
+
+MemoryParts least_together(const std::vector<PeakMemory>& peaks) {
+  MemoryParts least, passing;
+  for (const PeakMemory& peak : peaks) {
+    MemoryParts own_passing, kept = peak;
+    for (const MemoryPart part : {kLogits, kPhase})
+      own_passing.at(part) = std::exchange(kept.at(part), 0.0);
+    least += kept;
+    if (own_passing.total() > passing.total()) passing = own_passing;
+  }
+  return least += passing;
 }
 
 }  // namespace distca

@@ -13,40 +13,24 @@
 // libraries, the data set's index, scratch of ATen's attention elsewhere, blocks of rows that fit a
 // cache, validation, which keeps nothing for backward. Any thread may call the functions.
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "distca/config/config.h"
+#include "distca/forecast/memory.h"
+#include "distca/forecast/plan_request.h"
 #include "distca/kernels/varlen_memory.h"
 #include "distca/program/program.h"
 
 namespace distca {
 
-/// Uses of a rank's memory. The first six stand during a step, the others come and go.
-enum class MemoryPart : uint8_t {
-  kWeights,
-  kGradients,
-  kState,        // AdamW's two moments; with ZeRO-1 also masters
-  kCopies,       // copies of the weights in the compute type
-  kCheckpoint,   // the copy from which checkpoints are written
-  kBuffers,      // buffers of exchanges and gradient sums, with keys kept until backward
-  kActivations,  // tensors that forward keeps for backward, and gradients by activations
-  kLogits,       // logits of one chunk of rows, with what the loss makes of them
-  kPhase,        // temporaries of the operation under way
-};
-inline constexpr int kNumMemoryParts = static_cast<int>(MemoryPart::kPhase) + 1;
-/// "weights", "gradients", ...
-const char* memory_part_name(MemoryPart part);
-
-struct PeakMemory {
-  std::array<double, kNumMemoryParts> bytes{};  // [MemoryPart] at the moment of the peak
-  std::string where;                            // the operation under way, as describe(Op) names it
+/// What a rank holds at the moment of its peak.
+struct PeakMemory : MemoryParts {
+  std::string where;        // the operation under way, as describe(Op) names it
   double most_passing = 0;  // the most of logits and phases together, at any moment
-  double of(MemoryPart part) const { return bytes[static_cast<size_t>(part)]; }
-  double total() const;
 };
 
 /// Finds the peak of a rank over steps. Exchange buffers grow to the largest that any step needs,
@@ -67,5 +51,16 @@ class PeakOfRank {
   PeakMemory highest_;  // without buffers, which stand during every operation
   std::map<std::pair<BufferRole, int64_t>, int64_t> buffers_;  // [role, how many before it] bytes
 };
+
+/// The peaks of the local ranks under the plans of one batch. `multiprocessors`: as
+/// peak_of_step() takes them.
+std::vector<PeakMemory> peaks_of_batch(
+    const Config& config, const BatchPlans& plans, int num_workers, LocalRanks local,
+    int64_t multiprocessors = kernels::FlashDevice().multiprocessors);
+
+/// The least that ranks with these peaks need together. They keep their activations at the same
+/// time, since they exchange rows in every layer, but one of them alone may have its logits and the
+/// temporaries of an operation.
+MemoryParts least_together(const std::vector<PeakMemory>& peaks);
 
 }  // namespace distca

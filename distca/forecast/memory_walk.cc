@@ -20,7 +20,7 @@ class Ledger {
  public:
   void begin(std::string operation) { operation_ = std::move(operation); }
   void take(MemoryPart part, double bytes) {
-    now_.bytes[static_cast<size_t>(part)] += bytes;
+    now_.at(part) += bytes;
     if (const double total = now_.total(); total > most_) {
       most_ = total;
       peak_ = now_;
@@ -29,7 +29,7 @@ class Ledger {
     const double passing = now_.of(kLogits) + now_.of(kPhase);
     most_passing_ = std::max(most_passing_, passing);
   }
-  void give(MemoryPart part, double bytes) { now_.bytes[static_cast<size_t>(part)] -= bytes; }
+  void give(MemoryPart part, double bytes) { now_.at(part) -= bytes; }
   /// Takes what is given back before anything else is taken.
   void pass(MemoryPart part, double bytes) {
     take(part, bytes);
@@ -76,7 +76,7 @@ struct RowBytes {
 };
 
 /// Plays one rank's program on paper. The names of its methods are those of NanoPhases and
-/// CoreAttention; what each takes and gives back stands in their order.
+/// StepAttention; what each takes and gives back stands in their order.
 class Walk {
  public:
   Walk(const Config& config, const Program& program, int64_t multiprocessors)
@@ -100,11 +100,8 @@ class Walk {
 
   void stand(const MemoryParts& standing) {
     ledger_.begin("every operation");
-    ledger_.take(kWeights, standing.weights);
-    ledger_.take(kGradients, standing.gradients);
-    ledger_.take(kCopies, standing.copies);
-    ledger_.take(kState, standing.state);
-    ledger_.take(kCheckpoint, standing.checkpoint);
+    for (const MemoryPart part : {kWeights, kGradients, kCopies, kState, kCheckpoint})
+      ledger_.take(part, standing.of(part));
   }
 
   /// In the order of the executor, which lands what was handed over when it is first waited for.

@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "distca/base/error.h"
-#include "distca/forecast/pipeline_imbalance.h"
 
 namespace distca {
 namespace {
@@ -38,7 +37,7 @@ class Figures {
     work_.assign(ranks, {});
   }
 
-  void add_nano_batch(const BatchPlan& plans, size_t nano) {
+  void add_nano_batch(const BatchPlans& plans, size_t nano) {
     const std::vector<int64_t> layers = config_.model.num_layers_of_windows();
     for (size_t window = 0; window < layers.size(); ++window)
       add_window(plans.plan(nano, window), {layers[window], config_.model.num_hidden_layers});
@@ -69,9 +68,6 @@ class Figures {
     }
     const std::vector<OrderedExchange>& exchanges = parts.order().exchanges;
     for (size_t i = 0; i < exchanges.size(); ++i) add_exchange(parts, i, packed);
-    const PipelineImbalance imbalance = pipeline_imbalance(parts, packed);
-    figures_.imbalance_before = imbalance.before;
-    figures_.imbalance_after = imbalance.after;
   }
 
  private:
@@ -84,12 +80,9 @@ class Figures {
 
   void add_window(const Plan& plan, const Layers& layers) {
     std::vector<int64_t> before = packed_load(plan);
-    const double weight = static_cast<double>(layers.count) / static_cast<double>(layers.all);
     // Plain packing knows no servers but workers.
-    before_.add(Cluster::in_place(num_workers_), before, weight);
-    after_.add(plan.cluster, loads_of(plan), weight);
-    figures_.imbalance_before = before_.value();
-    figures_.imbalance_after = after_.value();
+    add_imbalance(Cluster::in_place(num_workers_), before, plan,
+                  static_cast<double>(layers.count) / static_cast<double>(layers.all));
     Plan mean{.load = plan.load};
     for (int64_t& load : before) load = layers.share_of(load);
     for (ServerLoad& load : mean.load) {
@@ -121,8 +114,19 @@ class Figures {
         if (nano >= 0 && (!at_home || grid.stage(rank) == stage))
           before[rank] = packed[nano][grid.replica(rank)];
       }
+      add_imbalance(at_home ? plan.cluster : Cluster::in_place(grid.num_workers()), before, plan,
+                    static_cast<double>(steps));
       add_load(plan, before, steps);
     }
+  }
+
+  /// Adds loads before balancing, of this cluster, and those under a plan.
+  void add_imbalance(const Cluster& packing, const std::vector<int64_t>& before, const Plan& plan,
+                     double weight) {
+    before_.add(packing, before, weight);
+    after_.add(plan.cluster, loads_of(plan), weight);
+    figures_.imbalance_before = before_.value();
+    figures_.imbalance_after = after_.value();
   }
 
   static std::vector<int64_t> loads_of(const Plan& plan) {
@@ -159,7 +163,7 @@ class Figures {
 
 }  // namespace
 
-void add_plan_figures(const Config& config, const Batch& batch, const BatchPlan& plans,
+void add_plan_figures(const Config& config, const Batch& batch, const BatchPlans& plans,
                       int num_workers, PlanFigures* figures, std::vector<RankSample>* work) {
   for (const NanoBatchSource& source : batch) {
     figures->tokens += source.nano_batch.num_tokens();

@@ -27,7 +27,7 @@ struct PlanFigures {
   // In a pipeline, loads are those of forward, all layer steps.
   std::vector<int64_t> load_before;  // [servers] pairs under plain packing
   std::vector<int64_t> load_after;   // [servers] pairs under the plan
-  // In a pipeline both are PipelineImbalance's.
+  // In a pipeline both are summed over the exchanges of forward.
   double imbalance_before = 1;   // max/mean load of workers under plain packing, in pairs
   double imbalance_after = 1;    // max/mean of servers under the plan, load over capacity
   int64_t speeds_from_step = 0;  // from_step of the speeds it was planned with; 0 if none
@@ -53,7 +53,7 @@ struct PlanFigures {
 /// by layer, those of the mean of all layers, rounded down for each window. In a pipeline, ranks
 /// have unequal layers, so loads are those of all layer steps of forward; before balancing, each
 /// stage computes its own attention.
-void add_plan_figures(const Config& config, const Batch& batch, const BatchPlan& plans,
+void add_plan_figures(const Config& config, const Batch& batch, const BatchPlans& plans,
                       int num_workers, PlanFigures* figures, std::vector<RankSample>* work);
 
 }  // namespace distca

@@ -172,8 +172,8 @@ Error beyond_cap(const Config& config, bool redispatched, int64_t bytes, const c
 }
 
 /// Plans a batch where there is one stage.
-BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_workers,
-                         const Speeds& speeds) {
+BatchPlans plan_one_stage(const Config& config, const Batch& batch, int num_workers,
+                          const Speeds& speeds) {
   const size_t num_windows = config.model.windows().size();
   std::vector<PlanRequest> requests;
   for (const NanoBatchSource& source : batch) {
@@ -185,9 +185,9 @@ BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_worke
                       : is_given       ? requests[0].cluster.max_memory_bytes
                                        : config.device_cap_bytes / nano_batches_at_once(config);
   for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
-  BatchPlan result{.plans = {},
-                   .redispatched = config.exchange.keys == Config::Exchange::Keys::kRedispatch,
-                   .num_windows = num_windows};
+  BatchPlans result{.plans = {},
+                    .redispatched = config.exchange.keys == Config::Exchange::Keys::kRedispatch,
+                    .num_windows = num_windows};
   const auto planned = [&] {
     return plan_all(config, requests, num_windows,
                     layer_time_options(config, num_workers, speeds, result.redispatched));
@@ -208,7 +208,7 @@ BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_worke
     if (is_given)
       cluster.max_memory_bytes = redispatched ? cap : room_beside(memory, result.plans[nano], cap);
   }
-  const BatchPlan kept = result;
+  const BatchPlans kept = result;
   result.redispatched = redispatched;
   if (!is_given) {
     // Q, K and V that homes keep to send them again may take more than servers' kept keys.
@@ -230,15 +230,15 @@ BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_worke
 
 }  // namespace
 
-BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
-                            const Speeds& speeds, bool trains) {
+BatchPlans plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
+                             const Speeds& speeds, bool trains) {
   const RunGrid run = run_grid(config, num_workers);
   if (!run.is_pipeline()) return plan_one_stage(config, batch, num_workers, speeds);
   return {.plans = {}, .redispatched = true, .pipeline = plan_pipeline(config, batch, run, trains)};
 }
 
-BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_workers,
-                           const Speeds& speeds, bool trains) {
+BatchPlans plan_later_batch(const Config& config, const Batch& batch, int num_workers,
+                            const Speeds& speeds, bool trains) {
   if (config.exchange.keys != Config::Exchange::Keys::kKeep)
     return plan_nano_batches(config, batch, num_workers, speeds, trains);
   try {
@@ -251,10 +251,10 @@ BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_wor
   return plan_nano_batches(redispatching, batch, num_workers, speeds, trains);
 }
 
-BatchPlan check_batches_fit(const Config& config, BatchStream stream, int num_workers,
-                            double seconds) {
+BatchPlans check_batches_fit(const Config& config, BatchStream stream, int num_workers,
+                             double seconds) {
   const Stopwatch watch;
-  BatchPlan first = plan_nano_batches(config, stream.next(), num_workers);
+  BatchPlans first = plan_nano_batches(config, stream.next(), num_workers);
   if (config.plan.max_memory_gib <= 0 && config.plan.max_tokens_per_worker <= 0) return first;
   for (int64_t step = 2; step <= config.train.steps && watch.seconds() < seconds; ++step) {
     try {
@@ -266,7 +266,7 @@ BatchPlan check_batches_fit(const Config& config, BatchStream stream, int num_wo
   return first;
 }
 
-uint64_t plans_hash(const BatchPlan& plans) {
+uint64_t plans_hash(const BatchPlans& plans) {
   Fnv1a64 hash;
   for (const Plan& plan : plans.plans) hash.add(plan_hash(plan));
   if (plans.pipeline) hash.add(plans.pipeline->hash());

@@ -36,7 +36,7 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
                          const Speeds& speeds = {}, size_t window = 0);
 
 /// The plans of a batch.
-struct BatchPlan {
+struct BatchPlans {
   /// [nano-batch x num_windows + window] The plans of a nano-batch share a layout. None in a
   /// pipeline.
   std::vector<Plan> plans;
@@ -53,7 +53,7 @@ struct BatchPlan {
 };
 
 /// The hash of a batch's plans. Equal plans have equal hashes on every machine.
-uint64_t plans_hash(const BatchPlan& plans);
+uint64_t plans_hash(const BatchPlans& plans);
 
 /// Plans all nano-batches of a batch. Where layers have several windows, the plan for the first one
 /// makes the layout, and those for the others take it. With plan.tolerance = auto, choose_tolerance
@@ -66,18 +66,18 @@ uint64_t plans_hash(const BatchPlan& plans);
 /// make_plan does. Throws it with the numbers, too, if the memory does not suffice even with
 /// redispatched keys, or with keys that must be kept. A pipeline is planned by plan_pipeline.h,
 /// otherwise `trains`, which is false for evaluation, makes no difference.
-BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
-                            const Speeds& speeds = {}, bool trains = true);
+BatchPlans plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
+                             const Speeds& speeds = {}, bool trains = true);
 
 /// Plans a later batch of a run likewise. Such a batch should not end the run: if exchange.keys =
 /// keep and the kept keys do not fit, they are dispatched again, as with auto.
-BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_workers,
-                           const Speeds& speeds = {}, bool trains = true);
+BatchPlans plan_later_batch(const Config& config, const Batch& batch, int num_workers,
+                            const Speeds& speeds = {}, bool trains = true);
 
 /// Plans batches of a run before it begins, and returns the plans of the first. If a cap could
 /// refuse a batch, later batches are planned too, as many as `seconds` suffice for. Throws as the
 /// functions above do.
-BatchPlan check_batches_fit(const Config& config, BatchStream stream, int num_workers,
-                            double seconds);
+BatchPlans check_batches_fit(const Config& config, BatchStream stream, int num_workers,
+                             double seconds);
 
 }  // namespace distca

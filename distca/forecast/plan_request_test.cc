@@ -84,13 +84,13 @@ TEST(PlanRequest, a_dedicated_server_gets_more_only_where_workers_do_linear_work
 TEST(PlanRequest, layers_with_other_windows_have_plans_of_their_own_on_the_same_layout) {
   const std::vector<std::string> three = {"model.num_hidden_layers=3"};
   const Batch batch = batch_of({kDocuments, NanoBatch::from_lengths({2048, 2048})});
-  const BatchPlan full = plan_nano_batches(load_config("", three), batch, 2);
+  const BatchPlans full = plan_nano_batches(load_config("", three), batch, 2);
   EXPECT_EQ(full.num_windows, 1u);
   std::vector<std::string> words = three;
   words.insert(words.end(),
                {"model.sliding_window=200",
                 "model.layer_types=sliding_attention,full_attention,sliding_attention"});
-  const BatchPlan both = plan_nano_batches(load_config("", words), batch, 2);
+  const BatchPlans both = plan_nano_batches(load_config("", words), batch, 2);
   EXPECT_EQ(both.num_windows, 2u);
   ASSERT_EQ(both.num_nano_batches(), 2u);
   const auto pairs = [](const Plan& plan) { return plan.load[0].pairs + plan.load[1].pairs; };
@@ -148,7 +148,7 @@ TEST(LayerTimeOptions, follow_the_schedule) {
   EXPECT_EQ(hiding("ping-pong", "1"), Hiding::kHomeTasks);  // no other one
 }
 
-TEST(BatchPlan, with_an_automatic_tolerance_follows_the_bandwidth) {
+TEST(BatchPlans, with_an_automatic_tolerance_follows_the_bandwidth) {
   const auto planned = [](const char* bandwidth) {
     const Config config = load_config(
         "", {"plan.tolerance=auto", fmt::format("plan.bandwidth_mb_per_s={}", bandwidth),
@@ -166,8 +166,8 @@ TEST(BatchPlan, with_an_automatic_tolerance_follows_the_bandwidth) {
 }
 
 /// Plans nano-batches for three workers with a memory cap of `bytes`. 0 means no cap.
-BatchPlan plan_within(int64_t bytes, const char* keys,
-                      const std::vector<NanoBatch>& nano_batches = {kDocuments}) {
+BatchPlans plan_within(int64_t bytes, const char* keys,
+                       const std::vector<NanoBatch>& nano_batches = {kDocuments}) {
   return plan_nano_batches(
       load_config(
           "", {fmt::format("exchange.keys={}", keys), "plan.tolerance=0", "train.overlap=within",
@@ -177,7 +177,7 @@ BatchPlan plan_within(int64_t bytes, const char* keys,
 
 /// Bytes on the fullest rank, where nano-batches share buffers: the most activations of any of them
 /// and the most kept keys of any.
-int64_t most_memory(const BatchPlan& planned) {
+int64_t most_memory(const BatchPlans& planned) {
   int64_t most = 0;
   for (int rank = 0; rank < 3; ++rank) {
     int64_t activations = 0, kept = 0;
@@ -191,12 +191,12 @@ int64_t most_memory(const BatchPlan& planned) {
   return most;
 }
 
-TEST(BatchPlan, keys_are_kept_where_they_fit_and_else_redispatched) {
+TEST(BatchPlans, keys_are_kept_where_they_fit_and_else_redispatched) {
   const int64_t kept = most_memory(plan_within(0, "keep"));
   const int64_t redispatched = most_memory(plan_within(0, "redispatch"));
   ASSERT_LT(redispatched, kept);
   EXPECT_FALSE(plan_within(kept, "auto").redispatched);
-  const BatchPlan planned = plan_within(kept - 1, "auto");
+  const BatchPlans planned = plan_within(kept - 1, "auto");
   EXPECT_TRUE(planned.redispatched);
   EXPECT_EQ(planned.plans[0].cluster.memory.kept_key_bytes, 0);
   EXPECT_EQ(planned.plans[0].cluster.memory.kept_query_bytes, 0);
@@ -213,7 +213,7 @@ const std::vector<NanoBatch> kUnlike = [] {
                                 NanoBatch::from_lengths(std::vector<int64_t>(12, 512))};
 }();
 
-TEST(BatchPlan, keys_of_one_nano_batch_are_kept_beside_the_activations_of_another) {
+TEST(BatchPlans, keys_of_one_nano_batch_are_kept_beside_the_activations_of_another) {
   const int64_t together = most_memory(plan_within(0, "keep", kUnlike));
   int64_t alone = 0;
   for (const NanoBatch& one : kUnlike) {
@@ -222,23 +222,23 @@ TEST(BatchPlan, keys_of_one_nano_batch_are_kept_beside_the_activations_of_anothe
   ASSERT_LT(alone, together);
   EXPECT_FALSE(plan_within(together, "auto", kUnlike).redispatched);
   for (const NanoBatch& one : kUnlike) EXPECT_FALSE(plan_within(alone, "auto", {one}).redispatched);
-  const BatchPlan planned = plan_within(together - 1, "auto", kUnlike);
+  const BatchPlans planned = plan_within(together - 1, "auto", kUnlike);
   EXPECT_TRUE(planned.redispatched);
   for (const Plan& plan : planned.plans) EXPECT_EQ(plan.cluster.memory.kept_key_bytes, 0);
   EXPECT_LE(most_memory(planned), alone);
 }
 
-TEST(BatchPlan, keys_that_are_to_be_kept_leave_room_for_the_activations_of_another) {
+TEST(BatchPlans, keys_that_are_to_be_kept_leave_room_for_the_activations_of_another) {
   const int64_t together = most_memory(plan_within(0, "keep", kUnlike));
   const int64_t least = most_memory(plan_within(0, "redispatch", kUnlike));
   const int64_t cap = together - (together - least) / 4;
-  const BatchPlan planned = plan_within(cap, "keep", kUnlike);
+  const BatchPlans planned = plan_within(cap, "keep", kUnlike);
   EXPECT_FALSE(planned.redispatched);
   EXPECT_GT(planned.plans[0].cluster.memory.kept_key_bytes, 0);
   EXPECT_LE(most_memory(planned), cap);
 }
 
-TEST(BatchPlan, what_does_not_fit_even_so_is_refused_with_the_numbers) {
+TEST(BatchPlans, what_does_not_fit_even_so_is_refused_with_the_numbers) {
   const auto refusal = [](int64_t bytes, const char* keys) -> std::string {
     try {
       plan_within(bytes, keys);

@@ -28,9 +28,9 @@ BatchStream checked_batches(const Config& config, const std::filesystem::path& l
 
 /// Batches by whose plans a run's memory is predicted.
 struct PlannedAhead {
-  std::vector<BatchPlan> plans;  // [batches] at least one
-  std::string words;             // their name, such as "the first 8 batches of data/stdlib"
-  Batch first;                   // the batch of the first plans
+  std::vector<BatchPlans> plans;  // [batches] at least one
+  std::string words;              // their name, such as "the first 8 batches of data/stdlib"
+  Batch first;                    // the batch of the first plans
 };
 
 /// Checks a run that is only to be looked at (forecast/dry_run.h), and plans its first batches.

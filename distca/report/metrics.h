@@ -14,8 +14,8 @@
 #include "distca/cost/speeds.h"
 #include "distca/forecast/plan_figures.h"
 #include "distca/report/position_losses.h"
-#include "distca/runtime/core_attention.h"
 #include "distca/runtime/executor.h"
+#include "distca/runtime/step_attention.h"
 
 namespace distca {
 

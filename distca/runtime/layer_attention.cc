@@ -1,5 +1,5 @@
 // Rows of a layer between local tensors, messages and the group; the tasks are in
-// core_attention_tasks.cc.
+// layer_attention_tasks.cc.
 
 #include <ATen/ATen.h>
 

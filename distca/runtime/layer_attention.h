@@ -1,6 +1,6 @@
 #pragma once
 // LayerAttention has the parts of core attention of one layer: packing, issuing, tasks, merging and
-// sums. It sets no order among them. runtime/core_attention.h plays them for the operations of a
+// sums. It sets no order among them. runtime/step_attention.h plays them for the operations of a
 // program, and api/core_attention.h plays them as its caller asks for them.
 //
 // Include <ATen/ATen.h> before this header. One thread uses an object.
@@ -14,9 +14,9 @@
 #include "distca/comm/communicator.h"
 #include "distca/program/program.h"
 #include "distca/runtime/attention_kernel.h"
-#include "distca/runtime/core_attention.h"
 #include "distca/runtime/cuda/task_launches.h"
 #include "distca/runtime/message_rows.h"
+#include "distca/runtime/step_attention.h"
 #include "distca/runtime/task_lists.h"
 
 namespace distca {
@@ -78,7 +78,7 @@ class LayerAttention {
   void prepare(const AttentionExchange& exchange, ExchangeTasks& tasks, TaskSet set,
                Pass pass) const;
 
-  /// Take what CoreAttention::set_qkv, set_qkv_again and set_d_o take.
+  /// Take what StepAttention::set_qkv, set_qkv_again and set_d_o take.
   HomeRows home_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
   void set_qkv(HomeRows& home, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
   void set_d_o(HomeRows& home, const at::Tensor& d_o) const;

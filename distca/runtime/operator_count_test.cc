@@ -15,8 +15,8 @@
 #include "distca/comm/aten_types.h"
 #include "distca/comm/thread_group.h"
 #include "distca/plan/plan_testing.h"
-#include "distca/runtime/core_attention_testing.h"
 #include "distca/runtime/operator_count.h"
+#include "distca/runtime/step_attention_testing.h"
 
 namespace distca {
 namespace {

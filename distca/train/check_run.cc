@@ -10,6 +10,7 @@
 #include "distca/comm/collectives.h"
 #include "distca/comm/nccl/nccl_library.h"
 #include "distca/forecast/memory_cap.h"
+#include "distca/forecast/memory_peak.h"
 #include "distca/forecast/plan_request.h"
 #include "distca/forecast/planned_ahead.h"
 #include "distca/train/step_tracer.h"
@@ -57,16 +58,15 @@ int64_t check_run(const Config& config, int num_workers, LocalRanks local,
   check_device(config);
   check_nccl(config);
   // First of all: what follows may take long where too much is asked for.
-  MemoryParts memory = memory_needed(config, num_workers, local);
   const bool on_cpu = !config.on_cuda();
-  if (on_cpu) check_memory(memory, local, memory_limit());
+  if (on_cpu) check_memory(memory_needed(config, num_workers, local), local, memory_limit());
   check_device_memory(config, num_workers, local, devices, nullptr);
   check_kernel(config);
-  const BatchPlan plans =
+  const BatchPlans plans =
       check_batches_fit(config, checked_batches(config), num_workers, kLookAhead);
   if (on_cpu) {
-    memory.buffers = exchange_buffer_bytes(config, plans, num_workers, local);
-    check_memory(memory, local, memory_limit());
+    check_memory(least_together(peaks_of_batch(config, plans, num_workers, local)), local,
+                 memory_limit());
   }
   check_device_memory(config, num_workers, local, devices, &plans);
   check_trace(config);

@@ -15,9 +15,9 @@
 #include "distca/comm/communicator.h"
 #include "distca/model/llama_config.h"
 #include "distca/program/program.h"
-#include "distca/runtime/core_attention.h"
 #include "distca/runtime/exchange_buffers.h"
-#include "distca/train/messages_under_way.h"
+#include "distca/runtime/messages_under_way.h"
+#include "distca/runtime/step_attention.h"
 
 namespace at {
 class Tensor;

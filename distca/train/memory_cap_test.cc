@@ -82,11 +82,11 @@ TEST(DeviceCap, is_taken_only_where_it_decides_something) {
 TEST(DeviceCap, decides_whether_keys_are_kept_and_refuses_nothing) {
   Config config = on_devices({"batch.nano_batches=2"});
   config.device_cap_bytes = 60 * kGib;
-  const BatchPlan kept = plan_nano_batches(config, batch_of(config), 2);
+  const BatchPlans kept = plan_nano_batches(config, batch_of(config), 2);
   EXPECT_FALSE(kept.redispatched);
   EXPECT_EQ(kept.plans[0].cluster.max_memory_bytes, 30 * kGib) << "of each of two nano-batches";
   config.device_cap_bytes = kDeviceCapUnit;
-  const BatchPlan redispatched = plan_nano_batches(config, batch_of(config), 2);
+  const BatchPlans redispatched = plan_nano_batches(config, batch_of(config), 2);
   EXPECT_TRUE(redispatched.redispatched);
   EXPECT_EQ(redispatched.plans[0].cluster.max_memory_bytes, 0);
   config.plan.max_memory_gib = 0x1p-4;
@@ -133,7 +133,7 @@ TEST(DeviceCap, is_recorded_and_a_run_that_goes_on_with_another_says_so) {
 }
 
 std::string refusal(const Config& config, const std::vector<DeviceFacts>& devices) {
-  const BatchPlan plans = plan_nano_batches(config, batch_of(config), 2);
+  const BatchPlans plans = plan_nano_batches(config, batch_of(config), 2);
   try {
     check_device_memory(config, 2, {.count = 2}, devices, &plans);
   } catch (const Error& error) {
@@ -159,8 +159,12 @@ TEST(DeviceMemory, that_is_too_little_is_refused_for_the_ranks_of_one_device) {
 }
 
 TEST(DeviceMemory, holds_no_copy_for_checkpoints) {
-  EXPECT_EQ(standing_memory(on_devices({"checkpoint.every_steps=10"}), 2, {}).checkpoint, 0);
-  EXPECT_GT(standing_memory(load_config("", {"checkpoint.every_steps=10"}), 2, {}).checkpoint, 0);
+  EXPECT_EQ(
+      standing_memory(on_devices({"checkpoint.every_steps=10"}), 2, {}).of(MemoryPart::kCheckpoint),
+      0);
+  EXPECT_GT(standing_memory(load_config("", {"checkpoint.every_steps=10"}), 2, {})
+                .of(MemoryPart::kCheckpoint),
+            0);
 }
 
 TEST(DeviceMemory, without_a_device_a_dry_run_says_what_it_does_not_know) {

@@ -24,7 +24,7 @@ at::Tensor leaf(const at::Tensor& tensor) {
 
 }  // namespace
 
-NanoPhases::NanoPhases(const Llama& model, CoreAttention& attention, int nano_batch,
+NanoPhases::NanoPhases(const Llama& model, StepAttention& attention, int nano_batch,
                        const LocalTokens& tokens, const Options& options)
     : model_(model),
       attention_(attention),

@@ -25,7 +25,7 @@
 
 #include "distca/cost/memory_price.h"
 #include "distca/model/llama.h"
-#include "distca/runtime/core_attention.h"
+#include "distca/runtime/step_attention.h"
 #include "distca/train/loader.h"
 
 namespace distca {
@@ -42,7 +42,7 @@ class NanoPhases {
 
   /// Borrows the first two. Where grad mode is off, nothing is kept for backward. Layers have the
   /// model's numbers.
-  NanoPhases(const Llama& model, CoreAttention& attention, int nano_batch,
+  NanoPhases(const Llama& model, StepAttention& attention, int nano_batch,
              const LocalTokens& tokens, const Options& options);
 
   void embed();
@@ -89,7 +89,7 @@ class NanoPhases {
   void set_qkv_again(int layer);
 
   const Llama& model_;
-  CoreAttention& attention_;
+  StepAttention& attention_;
   const int nano_batch_;
   const Options options_;
   at::Tensor ids_, targets_, positions_;                   // [T] one element for each token

@@ -21,7 +21,7 @@ ValidateOptions checks_for(const Config& config, const std::string& scheduler) {
   return checks;
 }
 
-void check_plans(const Config& config, const BatchPlan& plans) {
+void check_plans(const Config& config, const BatchPlans& plans) {
   std::vector<std::string> violations;
   if (plans.pipeline)
     violations = plans.pipeline->violations(checks_for(config, config.plan.scheduler));
@@ -34,7 +34,7 @@ void check_plans(const Config& config, const BatchPlan& plans) {
 
 /// The tokens of a worker, by nano-batch.
 std::vector<LocalTokens> tokens_of(const Config& config, const DataBlend& data, const Batch& batch,
-                                   const BatchPlan& plans, int rank, int num_workers) {
+                                   const BatchPlans& plans, int rank, int num_workers) {
   std::vector<LocalTokens> tokens;
   if (rank >= num_workers) return tokens;
   for (size_t nano = 0; nano < batch.size(); ++nano) {
@@ -56,7 +56,7 @@ int64_t most_buckets_together(int64_t num_workers) {
 }
 
 /// This rank's program, checked; `validate_s`: what that took.
-Program checked_program(const Config& config, const BatchPlan& plans, const StepBatch& batch,
+Program checked_program(const Config& config, const BatchPlans& plans, const StepBatch& batch,
                         int rank, int num_workers,
                         const std::shared_ptr<const GradientExchange>& gradients,
                         double* validate_s) {
@@ -81,8 +81,8 @@ PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepB
                         std::shared_ptr<const GradientExchange> gradients) {
   const Stopwatch watch;
   const Batch& batch = step_batch.batch;
-  const BatchPlan plans = plan_later_batch(config, batch, num_workers, speeds,
-                                           step_batch.kind == ProgramRequest::Kind::kTrain);
+  const BatchPlans plans = plan_later_batch(config, batch, num_workers, speeds,
+                                            step_batch.kind == ProgramRequest::Kind::kTrain);
   check_plans(config, plans);
   PlannedBatch planned{.kind = step_batch.kind};
   planned.figures.hash = plans_hash(plans);

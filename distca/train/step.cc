@@ -18,7 +18,7 @@ namespace {
 
 class Player final : public OpPlayer {
  public:
-  Player(CoreAttention& attention, HandOvers& hand_overs, WeightUpdate& update,
+  Player(StepAttention& attention, HandOvers& hand_overs, WeightUpdate& update,
          const OpWatch& watch)
       : attention_(attention), hand_overs_(hand_overs), update_(update), watch_(watch) {}
 
@@ -138,7 +138,7 @@ class Player final : public OpPlayer {
     }
   }
 
-  CoreAttention& attention_;
+  StepAttention& attention_;
   HandOvers& hand_overs_;
   WeightUpdate& update_;
   const OpWatch& watch_;
@@ -189,7 +189,7 @@ StepResult Step::run(const StepInput& input, double loss_scale, const UpdateRequ
 
 StepResult Step::play_all(const StepInput& input, double loss_scale, const UpdateRequest& request) {
   buffers_.prepare(input.program);
-  CoreAttention attention(input.program, kernel_, comm_, buffers_);
+  StepAttention attention(input.program, kernel_, comm_, buffers_);
   HandOvers hand_overs(input.program, buffers_, comm_, config_);
   WeightUpdate update(input.program, buffers_, comm_, request);
   Player player(attention, hand_overs, update, watch_);

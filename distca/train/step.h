@@ -20,9 +20,9 @@
 #include "distca/model/llama.h"
 #include "distca/program/program.h"
 #include "distca/report/position_losses.h"
-#include "distca/runtime/core_attention.h"
 #include "distca/runtime/exchange_buffers.h"
 #include "distca/runtime/executor.h"
+#include "distca/runtime/step_attention.h"
 #include "distca/train/loader.h"
 #include "distca/train/weight_update.h"
 

@@ -17,7 +17,7 @@
 #include "distca/comm/communicator.h"
 #include "distca/program/program.h"
 #include "distca/runtime/exchange_buffers.h"
-#include "distca/train/messages_under_way.h"
+#include "distca/runtime/messages_under_way.h"
 #include "distca/train/optimizer.h"
 
 namespace distca {

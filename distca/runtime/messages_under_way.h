@@ -1,6 +1,6 @@
 #pragma once
 // The communications of a program whose messages are under way, for those that play them
-// (train/weight_update.h, train/hand_overs.h). Thread rule: one thread.
+// (step_attention.h, train/weight_update.h, train/hand_overs.h). Thread rule: one thread.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +20,8 @@ class MessagesUnderWay {
   /// Issues what a communication sends and receives, at the offsets of its messages from these
   /// places. A place without messages may be null.
   void issue(const Op& op, std::byte* from, std::byte* to);
+  /// Keeps what somebody else has issued for a communication; null if it has no messages.
+  void add(const Op& op, std::unique_ptr<PendingExchange> issued);
   // With the names and the meaning of OpPlayer's (runtime/executor.h).
   void wait(const Op& op);
   void wait_sent(const Op& op);

@@ -1,5 +1,5 @@
 #pragma once
-// CoreAttention does the communication and the core attention of one step on one rank, for a
+// StepAttention does the communication and the core attention of one step on one rank, for a
 // program that says what is called in which order. In forward, Q, K and V are dispatched to the
 // servers, the tasks are computed, and O and LSE are combined at home. In backward, dO, LSE and
 // delta are dispatched, and dQ, dK and dV are combined (DESIGN, "One layer of one nano-batch").
@@ -58,13 +58,13 @@ struct ExchangeBytes {
   }
 };
 
-class CoreAttention {
+class StepAttention {
  public:
   /// Borrows all four. The kernel's type is the type of Q, K, V, O and their gradients. The buffers
   /// must have been prepared for the program.
-  CoreAttention(const Program& program, AttentionKernel& kernel, Communicator& comm,
+  StepAttention(const Program& program, AttentionKernel& kernel, Communicator& comm,
                 const ExchangeBuffers& buffers);
-  ~CoreAttention();
+  ~StepAttention();
 
   // The phases around core attention call the next four. Dedicated servers do not.
 

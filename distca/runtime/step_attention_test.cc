@@ -1,7 +1,7 @@
 // Core attention of plans whose tasks have only part of the keys their queries may see, against
 // one worker's.
 
-#include "distca/runtime/core_attention.h"
+#include "distca/runtime/step_attention.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -21,7 +21,7 @@
 #include "distca/comm/thread_group.h"
 #include "distca/plan/plan_testing.h"
 #include "distca/plan/validate.h"
-#include "distca/runtime/core_attention_testing.h"
+#include "distca/runtime/step_attention_testing.h"
 
 namespace distca {
 namespace {
@@ -250,7 +250,7 @@ INSTANTIATE_TEST_SUITE_P(reference, SameBitsTest,
                                                                        ScalarType::kFloat32}),
                                             ::testing::Values(std::vector<int>{3})));
 
-TEST(CoreAttention, rows_with_one_task_keep_their_bits_whatever_is_merged_beside_them) {
+TEST(StepAttention, rows_with_one_task_keep_their_bits_whatever_is_merged_beside_them) {
   for (const ScalarType dtype : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
     const Plan whole = make_plan(testing::request_for({500, 900}, 3));
     Plan cut = whole;
@@ -274,7 +274,7 @@ TEST(CoreAttention, rows_with_one_task_keep_their_bits_whatever_is_merged_beside
   }
 }
 
-TEST(CoreAttention, a_row_that_nobody_wrote_is_a_difference_whichever_document_has_it) {
+TEST(StepAttention, a_row_that_nobody_wrote_is_a_difference_whichever_document_has_it) {
   PerDocument want;
   for (const int64_t length : kLengths)
     want.push_back(random_document(length, 0, length, kHeads, 8, {}));
@@ -287,12 +287,12 @@ TEST(CoreAttention, a_row_that_nobody_wrote_is_a_difference_whichever_document_h
   }
 }
 
-TEST(CoreAttention, a_kernel_for_another_device_is_a_check) {
+TEST(StepAttention, a_kernel_for_another_device_is_a_check) {
   run_ranks(1, {}, [&](Communicator& comm) {
     AttentionKernel kernel(
         {.shape = {.num_heads = kHeads, .num_kv_heads = kKvHeads}, .cuda_device = 0});
     const ExchangeBuffers buffers(/*cuda_device=*/-1);
-    EXPECT_THROW(CoreAttention({}, kernel, comm, buffers), CheckFailure);
+    EXPECT_THROW(StepAttention({}, kernel, comm, buffers), CheckFailure);
   });
 }
 
@@ -319,7 +319,7 @@ int64_t forward_copies(const RankExchange& rank, const Sizes& sizes) {
   return copied + static_cast<int64_t>(written.size()) * o;
 }
 
-TEST(CoreAttention, a_row_counts_as_copied_once_whether_it_comes_home_whole_or_is_merged) {
+TEST(StepAttention, a_row_counts_as_copied_once_whether_it_comes_home_whole_or_is_merged) {
   Random random(4);
   const Sizes sizes{.dtype = ScalarType::kBFloat16, .backward = false};
   Plan plan = testing::random_plan(kLengths, 3, 1, random);
@@ -340,7 +340,7 @@ TEST(CoreAttention, a_row_counts_as_copied_once_whether_it_comes_home_whole_or_i
   }
 }
 
-TEST(CoreAttention, the_same_plan_with_split_kv_gives_the_same_bits) {
+TEST(StepAttention, the_same_plan_with_split_kv_gives_the_same_bits) {
   Random random(3);
   Plan plan = testing::random_plan(kLengths, 3, 1, random);
   testing::cut_tasks(plan, random);

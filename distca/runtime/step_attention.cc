@@ -1,19 +1,18 @@
-#include "distca/runtime/core_attention.h"
+#include "distca/runtime/step_attention.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <map>
 #include <utility>
 #include <vector>
 
 #include "distca/base/error.h"
-#include "distca/comm/tags.h"
 #include "distca/runtime/layer_attention.h"
+#include "distca/runtime/messages_under_way.h"
 
 namespace distca {
 
-struct CoreAttention::State {
+struct StepAttention::State {
   const Program& program;
   const ExchangeBuffers& buffers;
   LayerAttention parts;
@@ -22,7 +21,7 @@ struct CoreAttention::State {
   std::vector<HomeRows> homes;       // [nano-batch x num_layers + layer]
   std::vector<Round> rounds;         // [(exchange x num_layer_steps + layer step) x 2 + pass]
   std::vector<ExchangeTasks> tasks;  // [exchange]
-  std::map<uint32_t, std::unique_ptr<PendingExchange>> pending;  // [tag]
+  MessagesUnderWay under_way;
 
   State(const Program& program_in, AttentionKernel& kernel, Communicator& comm,
         const ExchangeBuffers& buffers_in);
@@ -32,9 +31,9 @@ struct CoreAttention::State {
   LayerPass at_its_rows(const Op& op);
 };
 
-CoreAttention::State::State(const Program& program_in, AttentionKernel& kernel, Communicator& comm,
+StepAttention::State::State(const Program& program_in, AttentionKernel& kernel, Communicator& comm,
                             const ExchangeBuffers& buffers_in)
-    : program(program_in), buffers(buffers_in), parts(kernel, comm) {
+    : program(program_in), buffers(buffers_in), parts(kernel, comm), under_way(program_in, comm) {
   DISTCA_CHECK_EQ(kernel.cuda_device(), buffers.cuda_device());
   int nano_batches = 0;
   for (const Op& op : program.ops) {
@@ -55,7 +54,7 @@ CoreAttention::State::State(const Program& program_in, AttentionKernel& kernel, 
 }
 
 /// The pass that an operation belongs to, with the buffers that it uses.
-LayerPass CoreAttention::State::at(const Op& op) {
+LayerPass StepAttention::State::at(const Op& op) {
   LayerPass pass{
       .exchange = *program.exchanges[op.exchange],
       .tasks = tasks[op.exchange],
@@ -77,7 +76,7 @@ LayerPass CoreAttention::State::at(const Op& op) {
 
 /// The pass of an operation that reads or writes rows at home. It has none where this rank only
 /// serves.
-LayerPass CoreAttention::State::at_its_rows(const Op& op) {
+LayerPass StepAttention::State::at_its_rows(const Op& op) {
   const LayerPass pass = at(op);
   const int64_t tokens = pass.home.q.defined() ? pass.home.q.size(0) : 0;
   DISTCA_CHECK(tokens == pass.exchange.rows.local_tokens, "{}: {} local tokens, its plan has {}",
@@ -85,72 +84,60 @@ LayerPass CoreAttention::State::at_its_rows(const Op& op) {
   return pass;
 }
 
-void CoreAttention::set_qkv(int nano_batch, int layer, const at::Tensor& q, const at::Tensor& k,
+void StepAttention::set_qkv(int nano_batch, int layer, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v) {
   state_->home(nano_batch, layer) = state_->parts.home_of(q, k, v);
 }
 
-void CoreAttention::drop_qkv(int nano_batch, int layer) {
+void StepAttention::drop_qkv(int nano_batch, int layer) {
   HomeRows& home = state_->home(nano_batch, layer);
   DISTCA_CHECK(home.is_complete(Pass::kForward), "Q, K, V of layer {} are still needed", layer);
   home.q = home.k = home.v = at::Tensor();
 }
 
-void CoreAttention::set_qkv_again(int nano_batch, int layer, const at::Tensor& q,
+void StepAttention::set_qkv_again(int nano_batch, int layer, const at::Tensor& q,
                                   const at::Tensor& k, const at::Tensor& v) {
   HomeRows& home = state_->home(nano_batch, layer);
   state_->parts.set_qkv(home, q, k, v);
 }
 
-void CoreAttention::set_d_o(int nano_batch, int layer, const at::Tensor& d_o) {
+void StepAttention::set_d_o(int nano_batch, int layer, const at::Tensor& d_o) {
   o(nano_batch, layer);  // a CHECK that it is complete
   state_->parts.set_d_o(state_->home(nano_batch, layer), d_o);
 }
 
-void CoreAttention::pack(const Op& op) {
+void StepAttention::pack(const Op& op) {
   const Content content = content_of(op);
   state_->parts.pack(goes_home(content) ? state_->at(op) : state_->at_its_rows(op), content);
 }
 
-void CoreAttention::issue(const Op& op) {
+void StepAttention::issue(const Op& op) {
   State& s = *state_;
-  DISTCA_CHECK_LT(op.tag, kExchangeTags);
-  auto issued = s.parts.issue(s.at(op), content_of(op), op.tag, describe(op));
-  if (issued == nullptr) return;
-  DISTCA_CHECK(s.pending.emplace(op.tag, std::move(issued)).second, "{}: its tag {} is in use",
-               describe(op), op.tag);
+  s.under_way.add(op, s.parts.issue(s.at(op), content_of(op), op.tag, describe(op)));
 }
 
-void CoreAttention::wait(const Op& op) {
-  const auto issued = state_->pending.find(op.tag);
-  if (issued != state_->pending.end()) issued->second->wait_received();
-}
+void StepAttention::wait(const Op& op) { state_->under_way.wait(op); }
 
-void CoreAttention::wait_sent(const Op& op) {
-  const auto issued = state_->pending.find(op.tag);
-  if (issued == state_->pending.end()) return;
-  issued->second->wait();
-  state_->pending.erase(issued);
-}
+void StepAttention::wait_sent(const Op& op) { state_->under_way.wait_sent(op); }
 
-void CoreAttention::land(const Op& op) {
+void StepAttention::land(const Op& op) {
   // Tasks read what was dispatched where it lies.
   if (op.kind != OpKind::kCombine || state_->program.receives(op).empty()) return;
   state_->parts.land(state_->at_its_rows(op));
 }
 
-void CoreAttention::compute(const Op& op) {
+void StepAttention::compute(const Op& op) {
   state_->parts.compute(state_->at_its_rows(op), op.tasks);
 }
 
-const at::Tensor& CoreAttention::o(int nano_batch, int layer) const {
+const at::Tensor& StepAttention::o(int nano_batch, int layer) const {
   const HomeRows& home = state_->home(nano_batch, layer);
   DISTCA_CHECK(home.is_complete(Pass::kForward), "O of layer {} of nano-batch {} is not complete",
                layer, nano_batch);
   return home.o;
 }
 
-void CoreAttention::take_gradients(int nano_batch, int layer, at::Tensor* dq, at::Tensor* dk,
+void StepAttention::take_gradients(int nano_batch, int layer, at::Tensor* dq, at::Tensor* dk,
                                    at::Tensor* dv) {
   HomeRows& home = state_->home(nano_batch, layer);
   DISTCA_CHECK(home.is_complete(Pass::kBackward),
@@ -159,13 +146,13 @@ void CoreAttention::take_gradients(int nano_batch, int layer, at::Tensor* dq, at
   drop(nano_batch, layer);
 }
 
-void CoreAttention::drop(int nano_batch, int layer) { state_->home(nano_batch, layer) = {}; }
+void StepAttention::drop(int nano_batch, int layer) { state_->home(nano_batch, layer) = {}; }
 
-const ExchangeBytes& CoreAttention::bytes() const { return state_->parts.bytes(); }
+const ExchangeBytes& StepAttention::bytes() const { return state_->parts.bytes(); }
 
-CoreAttention::CoreAttention(const Program& program, AttentionKernel& kernel, Communicator& comm,
+StepAttention::StepAttention(const Program& program, AttentionKernel& kernel, Communicator& comm,
                              const ExchangeBuffers& buffers)
     : state_(std::make_unique<State>(program, kernel, comm, buffers)) {}
-CoreAttention::~CoreAttention() = default;
+StepAttention::~StepAttention() = default;
 
 }  // namespace distca

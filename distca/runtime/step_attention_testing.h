@@ -10,8 +10,8 @@
 
 #include "distca/kernels/rows.h"
 #include "distca/program/overlap.h"
-#include "distca/runtime/core_attention.h"
 #include "distca/runtime/executor.h"
+#include "distca/runtime/step_attention.h"
 
 namespace distca::testing {
 
@@ -99,7 +99,7 @@ class AttentionPlayer final : public OpPlayer {
   static bool is_of_attention(const Op& op) { return op.kind != OpKind::kHandOver; }
 
   AttentionLayers& layers_;
-  CoreAttention attention_;
+  StepAttention attention_;
 };
 
 /// Plays one step of one rank, and puts what comes out into `layers`. They say how many layers

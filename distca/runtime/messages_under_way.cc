@@ -1,5 +1,6 @@
-#include "distca/train/messages_under_way.h"
+#include "distca/runtime/messages_under_way.h"
 
+#include <utility>
 #include <vector>
 
 #include "distca/base/error.h"
@@ -18,11 +19,15 @@ std::vector<Message> messages(const MessageList& list, uint32_t tag, std::byte* 
 }  // namespace
 
 void MessagesUnderWay::issue(const Op& op, std::byte* from, std::byte* to) {
-  DISTCA_CHECK_LT(op.tag, kExchangeTags);
   const MessageList &sends = program_.sends(op), &receives = program_.receives(op);
   if (sends.empty() && receives.empty()) return;
-  auto issued =
-      comm_.exchange(messages(sends, op.tag, from), messages(receives, op.tag, to), describe(op));
+  add(op,
+      comm_.exchange(messages(sends, op.tag, from), messages(receives, op.tag, to), describe(op)));
+}
+
+void MessagesUnderWay::add(const Op& op, std::unique_ptr<PendingExchange> issued) {
+  DISTCA_CHECK_LT(op.tag, kExchangeTags);
+  if (issued == nullptr) return;
   DISTCA_CHECK(pending_.emplace(op.tag, std::move(issued)).second, "{}: its tag {} is in use",
                describe(op), op.tag);
 }

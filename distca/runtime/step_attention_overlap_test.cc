@@ -13,7 +13,7 @@
 #include "distca/comm/test_groups.h"
 #include "distca/comm/thread_group.h"
 #include "distca/program/program_testing.h"
-#include "distca/runtime/core_attention_testing.h"
+#include "distca/runtime/step_attention_testing.h"
 
 namespace distca {
 namespace {

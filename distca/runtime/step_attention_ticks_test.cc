@@ -11,7 +11,7 @@
 #include "distca/comm/thread_group.h"
 #include "distca/program/pipeline_testing.h"
 #include "distca/program/validate/validate.h"
-#include "distca/runtime/core_attention_testing.h"
+#include "distca/runtime/step_attention_testing.h"
 
 namespace distca::testing {
 namespace {
