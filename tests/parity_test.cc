@@ -290,7 +290,7 @@ TEST(parity, a_window_gives_the_same_on_every_plan_and_schedule) {
 TEST(parity, windows_that_differ_by_layer_give_the_same_on_every_schedule) {
   StepRun what{.model = small_llama(2, ScalarType::kFloat64, 3), .documents = kMixed};
   what.model.sliding_window = 200;
-  what.model.layer_types = "sliding_attention,full_attention,sliding_attention";
+  what.model.layer_types = {"sliding_attention", "full_attention", "sliding_attention"};
   const Outcome one = run(what);
   StepRun many = what;
   many.workers = 2;
@@ -300,7 +300,9 @@ TEST(parity, windows_that_differ_by_layer_give_the_same_on_every_schedule) {
     many.planner = turn++ % 3 == 0 ? "balanced_keys" : "balanced";
     expect_same(run(many), one, 1e-10, 1e-12, many.planner + ", " + name_of(play));
   }
-  for (const char* types : {"sliding_attention,sliding_attention,full_attention", ""}) {
+  for (const auto& types :
+       {std::vector<std::string>{"sliding_attention", "sliding_attention", "full_attention"},
+        std::vector<std::string>{}}) {
     what.model.layer_types = types;
     EXPECT_GT(std::abs(run(what).loss - one.loss), 1e-3) << "another layer's window is the same";
   }

@@ -98,7 +98,7 @@ Config config_of(const PipelineRun& what) {
   config.train.recompute = what.options.recompute;
   config.servers.dedicated = what.dedicated;
   config.parallel.pipeline_model_parallel_size = what.stages();
-  config.parallel.pipeline_layers = fmt::format("{}", fmt::join(what.layers, ","));
+  config.parallel.pipeline_layers.assign(what.layers.begin(), what.layers.end());
   config.parallel.pipeline_schedule = what.order;
   config.parallel.use_distributed_optimizer = what.options.distributed_optimizer;
   return config;
@@ -194,8 +194,8 @@ class StandingTest : public ::testing::TestWithParam<std::tuple<bool, ScalarType
     config_.checkpoint.every_steps = 1;
   }
   /// Summed over the two replicas of each stage.
-  MemoryParts of_all(const char* layers, int stages) {
-    config_.parallel.pipeline_layers = layers;
+  MemoryParts of_all(std::vector<int64_t> layers, int stages) {
+    config_.parallel.pipeline_layers = std::move(layers);
     config_.parallel.pipeline_model_parallel_size = stages;
     return standing_memory(config_, 2 * stages, {.count = 2 * stages});
   }
@@ -207,7 +207,7 @@ class StandingTest : public ::testing::TestWithParam<std::tuple<bool, ScalarType
 };
 
 TEST_P(StandingTest, on_all_stages_it_is_what_stands_on_one_worker_and_the_tied_copy) {
-  const MemoryParts one = of_all("", 1), three = of_all("2,3,2", 3);
+  const MemoryParts one = of_all({}, 1), three = of_all({2, 3, 2}, 3);
   const auto elements = static_cast<double>(config_.model.vocab_size * config_.model.hidden_size);
   const double tied = config_.model.tie_word_embeddings ? 2 * elements : 0;
   const bool zero = config_.parallel.use_distributed_optimizer;

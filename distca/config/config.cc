@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
+#include <regex>
+#include <type_traits>
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
@@ -56,6 +57,9 @@ void check_value(const ConfigKey& key, const std::string& origin) {
   };
   std::visit(Overloaded{[&](int64_t* v) { check_number(static_cast<double>(*v)); },
                         [&](double* v) { check_number(*v); },
+                        [&](std::vector<int64_t>* v) {
+                          for (const int64_t number : *v) check_number(static_cast<double>(number));
+                        },
                         [&](Tolerance* v) { check_number(v->share); }, [](const auto&) {}},
              key.value);
 }
@@ -79,6 +83,11 @@ void set_text(const ConfigKey& key, std::string text, const std::string& origin)
                   "{}: {} = \"{}\": not UTF-8, as a configuration is", origin, key.name, text);
 }
 
+bool is_list(const ConfigKey& key) {
+  return std::holds_alternative<std::vector<int64_t>*>(key.value) ||
+         std::holds_alternative<std::vector<std::string>*>(key.value);
+}
+
 bool is_text(const ConfigKey& key) {
   return std::holds_alternative<std::string*>(key.value) ||
          std::holds_alternative<WordValue>(key.value);
@@ -91,10 +100,25 @@ std::string number_words(const ConfigKey& key) {
 /// Describes the text that a key of a number or a bool takes.
 std::string wanted(const ConfigKey& key) {
   if (std::holds_alternative<bool*>(key.value)) return "true or false";
+  if (std::holds_alternative<std::vector<std::string>*>(key.value)) return "words, as a,b";
+  if (is_list(key)) return "whole numbers, as 60,40,100";
   if (std::holds_alternative<int64_t*>(key.value)) {
     return "a whole number as TOML writes it, such as 1000" + in_units(key);
   }
   return number_words(key) + " as TOML writes it, such as 0.001 or 1e30" + in_units(key);
+}
+
+/// The elements of a TOML array.
+template <typename T>
+std::vector<T> list_of(const ConfigKey& key, const toml::node& node, const std::string& origin) {
+  std::vector<T> list;
+  const bool right = node.is_array() && node.as_array()->is_homogeneous<T>();
+  DISTCA_THROW_IF(!right && !(node.is_array() && node.as_array()->empty()), ErrorKind::kConfig,
+                  "{}: {} expects an array of {}", origin, key.name,
+                  std::is_same_v<T, int64_t> ? "whole numbers, such as [60, 40, 100]"
+                                             : "texts, such as [\"a\", \"b\"]");
+  for (const toml::node& element : *node.as_array()) list.push_back(*element.value<T>());
+  return list;
 }
 
 void set_value(const ConfigKey& key, const toml::node& node, const std::string& origin) {
@@ -106,28 +130,31 @@ void set_value(const ConfigKey& key, const toml::node& node, const std::string& 
     expect(node.is_string(), "text");
     return set_text(key, *node.value<std::string>(), origin);
   }
-  std::visit(Overloaded{[&](int64_t* v) {
-                          expect(node.is_integer(), "an integer");
-                          *v = *node.value<int64_t>();
-                        },
-                        [&](double* v) {
-                          expect(node.is_number(), number_words(key));
-                          *v = *node.value<double>();
-                        },
-                        [&](bool* v) {
-                          expect(node.is_boolean(), "true or false");
-                          *v = *node.value<bool>();
-                        },
-                        [&](Tolerance* v) {
-                          const bool is_auto = node.value<std::string>() == "auto";
-                          expect(is_auto || node.is_number(), number_words(key));
-                          const double share = node.value<double>().value_or(0);
-                          *v = is_auto       ? Tolerance{.kind = Tolerance::Kind::kAuto}
-                               : share == -1 ? Tolerance{}  // the scheduler's own
-                                             : Tolerance{Tolerance::Kind::kShare, share};
-                        },
-                        [](const auto&) {}},
-             key.value);
+  std::visit(
+      Overloaded{[&](int64_t* v) {
+                   expect(node.is_integer(), "an integer");
+                   *v = *node.value<int64_t>();
+                 },
+                 [&](double* v) {
+                   expect(node.is_number(), number_words(key));
+                   *v = *node.value<double>();
+                 },
+                 [&](bool* v) {
+                   expect(node.is_boolean(), "true or false");
+                   *v = *node.value<bool>();
+                 },
+                 [&](std::vector<int64_t>* v) { *v = list_of<int64_t>(key, node, origin); },
+                 [&](std::vector<std::string>* v) { *v = list_of<std::string>(key, node, origin); },
+                 [&](Tolerance* v) {
+                   const bool is_auto = node.value<std::string>() == "auto";
+                   expect(is_auto || node.is_number(), number_words(key));
+                   const double share = node.value<double>().value_or(0);
+                   *v = is_auto       ? Tolerance{.kind = Tolerance::Kind::kAuto}
+                        : share == -1 ? Tolerance{}  // the scheduler's own
+                                      : Tolerance{Tolerance::Kind::kShare, share};
+                 },
+                 [](const auto&) {}},
+      key.value);
   check_value(key, origin);
 }
 
@@ -148,6 +175,14 @@ void apply_table(const toml::table& table, const std::string& origin,
   }
 }
 
+/// A list on the command line, a,b or [a, b], as TOML writes it.
+std::string written_list(const ConfigKey& key, const std::string& text) {
+  if (text.starts_with('[')) return text;
+  if (std::holds_alternative<std::vector<int64_t>*>(key.value)) return "[" + text + "]";
+  const std::regex word("[^,]+");
+  return "[" + std::regex_replace(text, word, "'$&'") + "]";
+}
+
 void apply_override(const std::string& text, std::vector<ConfigKey>& keys) {
   const size_t equals = text.find('=');
   const std::string name = text.substr(0, equals);
@@ -160,10 +195,11 @@ void apply_override(const std::string& text, std::vector<ConfigKey>& keys) {
   // Words need no quotes on a command line.
   if (is_text(*key)) return set_text(*key, value, "command line");
   toml::table parsed{{"value", value}};
+  const std::string written = is_list(*key) ? written_list(*key, value) : value;
   const bool is_auto = std::holds_alternative<Tolerance*>(key->value) && value == "auto";
   bool is_value = true;
   try {
-    if (!is_auto) parsed = toml::parse("value = " + value);
+    if (!is_auto) parsed = toml::parse("value = " + written);
     is_value = parsed.size() == 1;  // no further lines
   } catch (const toml::parse_error&) {
     is_value = false;
@@ -175,7 +211,6 @@ void apply_override(const std::string& text, std::vector<ConfigKey>& keys) {
 
 void check_servers(const Config& config) {
   const Config::Servers& servers = config.servers;
-  given_capacities(servers);
   DISTCA_THROW_IF(servers.dedicated == 0 && !servers.in_place, ErrorKind::kConfig,
                   "servers.in_place = false with servers.dedicated = 0: nobody would compute "
                   "attention; set servers.dedicated to at least 1");
@@ -183,12 +218,12 @@ void check_servers(const Config& config) {
       !servers.in_place && !servers.capacity.empty(), ErrorKind::kConfig,
       "servers.capacity = {} with servers.in_place = false: give workers a capacity of 0 "
       "and leave servers.in_place alone",
-      servers.capacity);
+      fmt::join(servers.capacity, ","));
   DISTCA_THROW_IF(
       servers.reweight && !servers.capacity.empty(), ErrorKind::kConfig,
       "servers.reweight = true with servers.capacity = {}: capacities are either measured "
       "or given",
-      servers.capacity);
+      fmt::join(servers.capacity, ","));
   DISTCA_THROW_IF(servers.reweight && config.train.deterministic, ErrorKind::kConfig,
                   "servers.reweight = true with train.deterministic = true: measured times would "
                   "enter the plans; set train.deterministic=false, or give servers.capacity");
@@ -198,8 +233,9 @@ void check_servers(const Config& config) {
                   "{} with plan.scheduler = {}: it keeps attention where the queries live; use "
                   "balanced or greedy",
                   servers.dedicated > 0 ? fmt::format("servers.dedicated = {}", servers.dedicated)
-                  : servers.reweight    ? "servers.reweight = true"
-                                        : "servers.capacity = " + servers.capacity,
+                  : servers.reweight
+                      ? "servers.reweight = true"
+                      : fmt::format("servers.capacity = {}", fmt::join(servers.capacity, ",")),
                   config.plan.scheduler);
 }
 
@@ -279,23 +315,6 @@ void finish(Config& config, const std::vector<ConfigKey>& keys) {
 
 }  // namespace
 
-std::vector<int64_t> given_capacities(const Config::Servers& servers) {
-  std::vector<int64_t> capacities;
-  const std::string& text = servers.capacity;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    int64_t capacity = -1;
-    const auto [stop, fault] = std::from_chars(text.data() + begin, text.data() + end, capacity);
-    DISTCA_THROW_IF(
-        fault != std::errc() || stop != text.data() + end || capacity < 0 || end + 1 == text.size(),
-        ErrorKind::kConfig,
-        "servers.capacity = {}: whole numbers from 0, one a server, as 60,40,100", text);
-    capacities.push_back(capacity);
-    begin = end + 1;
-  }
-  return capacities;
-}
-
 bool measures_speeds(const Config& config) {
   return !config.train.deterministic &&
          (config.servers.reweight || config.plan.tolerance.is_auto());
@@ -328,6 +347,10 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
 
 namespace {
 
+std::string shown_text(const std::string& text) {
+  return (std::ostringstream() << toml::value<std::string>(text)).str();
+}
+
 /// With a point: TOML would take it for a whole number.
 std::string shown_number(double value) {
   const std::string text = fmt::format("{}", value);
@@ -346,8 +369,12 @@ std::string shown_value(const ConfigKey& key) {
                  },
                  [](const WordValue& v) { return fmt::format("'{}'", v.word()); },
                  [](bool* v) { return fmt::format("{}", *v); },
-                 [](std::string* v) {
-                   return (std::ostringstream() << toml::value<std::string>(*v)).str();
+                 [](std::string* v) { return shown_text(*v); },
+                 [](std::vector<int64_t>* v) { return fmt::format("[{}]", fmt::join(*v, ", ")); },
+                 [](std::vector<std::string>* v) {
+                   std::vector<std::string> words;
+                   std::ranges::transform(*v, std::back_inserter(words), shown_text);
+                   return fmt::format("[{}]", fmt::join(words, ", "));
                  }},
       key.value);
 }

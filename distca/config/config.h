@@ -91,9 +91,9 @@ struct Config {
   struct Servers {
     int64_t dedicated = 0;
     bool in_place = true;
-    /// The capacity of each server, such as "60,40,100". "" means that they are derived
-    /// (plan_request.h).
-    std::string capacity;
+    /// The capacity of each server, such as {60, 40, 100}. Empty means that they are derived
+    /// (forecast/plan_request.h).
+    std::vector<int64_t> capacity;
     bool reweight = false;
   } servers;
   /// AdamW, its learning rate over time, and the clipping of gradients (optimizer.h).
@@ -114,8 +114,9 @@ struct Config {
   /// update of the weights (program/gradient_exchange.h). The names are Megatron-LM's.
   struct Parallel {
     int64_t pipeline_model_parallel_size = 1;
-    /// The layers of each stage, such as "8,8,8,6". "" means even_stages (cost/stage_layers.h).
-    std::string pipeline_layers;
+    /// The layers of each stage, such as {8, 8, 8, 6}. Empty means even_stages
+    /// (cost/stage_layers.h).
+    std::vector<int64_t> pipeline_layers;
     PipelineSchedule pipeline_schedule = PipelineSchedule::kAligned;
     bool use_distributed_optimizer = false;
     bool overlap_grad_reduce = true;
@@ -181,23 +182,32 @@ struct WordValue {
   std::function<void(std::string_view)> choose;  // sets the choice to this word's
 };
 
+/// The effect of a changed key on a run that goes on (--resume).
+enum class OnResume : uint8_t {
+  kFixed,  // the run is refused
+  kFree,   // nothing of what is trained depends on it
+  kTrain,  // the run goes on differently from here on: it is said
+  kBits,   // the result holds, but not the bits
+};
+
 /// One key of the file: where its value lies in a Config, and what it means.
 struct ConfigKey {
   std::string name;  // "section.key"
-  std::variant<int64_t*, double*, bool*, std::string*, Tolerance*, WordValue> value;
+  std::variant<int64_t*, double*, bool*, std::string*, std::vector<int64_t>*,
+               std::vector<std::string>*, Tolerance*, WordValue>
+      value;
+  OnResume on_resume = OnResume::kFixed;
   std::string unit = {};     // "" if it has none
   std::string reason = {};   // its purpose, in sentences
-  double minimum = -0x1p30;  // limits of a number
+  double minimum = -0x1p30;  // limits of a number, or of each number of a list
   double maximum = 0x1p30;
   std::vector<std::string> choices = {};  // allowed words; empty if any text is allowed
+  bool may_differ = false;                // ranks may have different values
   bool given = false;                     // the file or an override has set it
 };
 
 /// All keys in the order in which they are printed, with pointers into `config`.
 std::vector<ConfigKey> config_keys(Config& config);
-
-/// servers.capacity as numbers; empty if capacities are to be derived. Throws Error(kConfig).
-std::vector<int64_t> given_capacities(const Config::Servers& servers);
 
 /// The number of ranks that run together: the workers, then the dedicated servers.
 int num_ranks(const Config& config, int num_workers);

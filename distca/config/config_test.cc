@@ -196,6 +196,25 @@ TEST(config, an_automatic_tolerance_is_printed_as_it_is_read) {
               testing::HasSubstr("tolerance = \"auto\"  # "));
 }
 
+TEST(config, a_list_is_an_array_and_needs_no_brackets_on_the_command_line) {
+  const std::vector<int64_t> capacity = {3, 1};
+  EXPECT_EQ(load_config("", {"servers.capacity=3,1"}).servers.capacity, capacity);
+  EXPECT_EQ(load_config("", {"servers.capacity=[3, 1]"}).servers.capacity, capacity);
+  EXPECT_TRUE(load_config("", {"servers.capacity="}).servers.capacity.empty());
+  const Config config = load_config("", {"model.layer_types=full_attention,sliding_attention",
+                                         "model.num_hidden_layers=2", "model.sliding_window=64"});
+  EXPECT_THAT(config.model.layer_types,
+              testing::ElementsAre("full_attention", "sliding_attention"));
+  EXPECT_THAT(recorded_config(config),
+              testing::HasSubstr("layer_types = ['full_attention', 'sliding_attention']\n"));
+  EXPECT_THAT(message_of({"servers.capacity=3,-1"}),
+              testing::HasSubstr("servers.capacity = -1: must be at least 0"));
+  EXPECT_THAT(message_of({"servers.capacity=3,1.5"}),
+              testing::HasSubstr("servers.capacity expects an array of whole numbers"));
+  EXPECT_THAT(message_of({"servers.capacity=3;1"}),
+              testing::HasSubstr("servers.capacity = 3;1: not whole numbers, as 60,40,100"));
+}
+
 TEST(config, choices_are_printed_and_the_empty_word_is_quoted) {
   EXPECT_THAT(print_config(load_config("", {})), testing::HasSubstr("one of \"\", "));
   EXPECT_THAT(message_of({"plan.layout=diagonal"}),

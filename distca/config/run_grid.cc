@@ -2,7 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <charconv>
 #include <numeric>
 #include <regex>
 
@@ -20,38 +19,30 @@ int stages_of(const Config& config) {
 
 /// parallel.pipeline_layers as ranges of layers.
 std::vector<Range> given_layers(const Config& config) {
-  const std::string& text = config.parallel.pipeline_layers;
   std::vector<Range> layers;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    int64_t count = 0;
-    const auto [stop, fault] = std::from_chars(text.data() + begin, text.data() + end, count);
-    DISTCA_THROW_IF(
-        fault != std::errc() || stop != text.data() + end || count < 1 || end + 1 == text.size(),
-        ErrorKind::kConfig,
-        "parallel.pipeline_layers = {}: whole numbers from 1, one a stage, as 8,8,8,6", text);
-    const int64_t first = layers.empty() ? 0 : layers.back().end;
+  for (const int64_t count : config.parallel.pipeline_layers) {
     DISTCA_THROW_IF(count > config.model.num_hidden_layers, ErrorKind::kConfig,
                     "parallel.pipeline_layers = {}: the model has {} layers "
                     "(model.num_hidden_layers)",
-                    text, config.model.num_hidden_layers);
+                    fmt::join(config.parallel.pipeline_layers, ","),
+                    config.model.num_hidden_layers);
+    const int64_t first = layers.empty() ? 0 : layers.back().end;
     layers.push_back({first, first + count});
-    begin = end + 1;
   }
   return layers;
 }
 
 std::vector<Range> layers_of(const Config& config) {
-  const std::string& text = config.parallel.pipeline_layers;
-  if (text.empty()) return even_stages(config.model.shape(), stages_of(config));
+  const std::vector<int64_t>& given = config.parallel.pipeline_layers;
+  if (given.empty()) return even_stages(config.model.shape(), stages_of(config));
   std::vector<Range> layers = given_layers(config);
   DISTCA_THROW_IF(layers.size() != static_cast<size_t>(stages_of(config)) ||
                       layers.back().end != config.model.num_hidden_layers,
                   ErrorKind::kConfig,
                   "parallel.pipeline_layers = {}: {} stage{} of {} layers in all, wanted are {} "
                   "stage{} (parallel.pipeline_model_parallel_size) of {} (model.num_hidden_layers)",
-                  text, layers.size(), layers.size() == 1 ? "" : "s", layers.back().end,
-                  stages_of(config), stages_of(config) == 1 ? "" : "s",
+                  fmt::join(given, ","), layers.size(), layers.size() == 1 ? "" : "s",
+                  layers.back().end, stages_of(config), stages_of(config) == 1 ? "" : "s",
                   config.model.num_hidden_layers);
   return layers;
 }

@@ -1,5 +1,7 @@
 #include "distca/forecast/plan_pipeline.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -60,7 +62,7 @@ void check_stage_capacities(const Config& config, const RunGrid& run,
                     ErrorKind::kConfig,
                     "servers.capacity = {}: stage {} has none, and with "
                     "parallel.pipeline_schedule = 1f1b each stage computes its own attention",
-                    config.servers.capacity, stage);
+                    fmt::join(capacity, ","), stage);
   }
 }
 

@@ -1,5 +1,7 @@
 #include "distca/forecast/plan_request.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -92,12 +94,12 @@ int64_t room_beside(const std::vector<RankMemory>& memory, const Plan& plan, int
 }  // namespace
 
 std::vector<int64_t> checked_capacities(const Config& config, int num_workers) {
-  std::vector<int64_t> given = given_capacities(config.servers);
+  std::vector<int64_t> given = config.servers.capacity;
   DISTCA_THROW_IF(
       !given.empty() && given.size() != static_cast<size_t>(num_ranks(config, num_workers)),
       ErrorKind::kConfig,
       "servers.capacity = {}: {} numbers for {} servers ({} workers, then {} dedicated)",
-      config.servers.capacity, given.size(), num_ranks(config, num_workers), num_workers,
+      fmt::join(given, ","), given.size(), num_ranks(config, num_workers), num_workers,
       config.servers.dedicated);
   return given;
 }

@@ -16,8 +16,8 @@
 
 namespace distca {
 
-/// Returns given_capacities() for a run of so many workers. Throws Error(kConfig), too, if they are
-/// those of another number of ranks.
+/// Returns servers.capacity for a run of so many workers, empty if capacities are to be derived.
+/// Throws Error(kConfig), too, if they are those of another number of ranks.
 std::vector<int64_t> checked_capacities(const Config& config, int num_workers);
 
 /// The options by which plan.tolerance = auto compares plans: `speeds`, with stated_speeds where

@@ -225,10 +225,8 @@ void Reader::read_windows(bool may_have_window, bool is_qwen, LlamaConfig* model
   const auto sliding = std::ranges::count(slides, true);
   if (sliding > 0) model->sliding_window = tokens;
   if (sliding == 0 || sliding == model->num_hidden_layers) return;
-  for (const bool layer_slides : slides) {
-    if (!model->layer_types.empty()) model->layer_types += ',';
-    model->layer_types += layer_slides ? "sliding_attention" : "full_attention";
-  }
+  for (const bool layer_slides : slides)
+    model->layer_types.emplace_back(layer_slides ? "sliding_attention" : "full_attention");
 }
 
 void Reader::read_rope(LlamaConfig* model) const {

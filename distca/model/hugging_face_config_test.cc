@@ -238,7 +238,7 @@ TEST(hugging_face_config, what_is_not_supported_is_refused_by_name) {
 }
 
 TEST(hugging_face_config, windows_may_differ_by_layer) {
-  const std::string types = "full_attention,sliding_attention";
+  const std::vector<std::string> types = {"full_attention", "sliding_attention"};
   const Json qwen = {
       {"sliding_window", 16}, {"use_sliding_window", true}, {"max_window_layers", 1}};
   const Json listed = {{"sliding_window", 16},

@@ -14,18 +14,8 @@ namespace {
 
 constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
 
-std::vector<std::string> words_of(const std::string& layer_types) {
-  std::vector<std::string> words;
-  for (size_t begin = 0; begin <= layer_types.size();) {
-    const size_t end = std::min(layer_types.find(',', begin), layer_types.size());
-    words.push_back(layer_types.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return words;
-}
-
 void check_layer_types(const LlamaConfig& model) {
-  const std::vector<std::string> words = words_of(model.layer_types);
+  const std::vector<std::string>& words = model.layer_types;
   for (const std::string& word : words) {
     DISTCA_THROW_IF(word != kFull && word != kSliding, ErrorKind::kConfig,
                     "model.layer_types: \"{}\" is neither full_attention nor sliding_attention",
@@ -90,18 +80,17 @@ int64_t LlamaConfig::num_parameters() const {
 
 std::vector<int64_t> LlamaConfig::windows() const {
   if (layer_types.empty()) return {sliding_window};
-  const std::vector<std::string> words = words_of(layer_types);
   std::vector<int64_t> windows;
-  if (std::ranges::count(words, kFull) > 0) windows.push_back(0);
-  if (std::ranges::count(words, kSliding) > 0) windows.push_back(sliding_window);
+  if (std::ranges::count(layer_types, kFull) > 0) windows.push_back(0);
+  if (std::ranges::count(layer_types, kSliding) > 0) windows.push_back(sliding_window);
   return windows;
 }
 
 std::vector<int> LlamaConfig::window_of_layer() const {
   std::vector<int> result(num_hidden_layers, 0);
   if (!windows_differ()) return result;
-  const std::vector<std::string> words = words_of(layer_types);
-  std::ranges::transform(words, result.begin(), [](const auto& word) { return word == kSliding; });
+  std::ranges::transform(layer_types, result.begin(),
+                         [](const auto& word) { return word == kSliding; });
   return result;
 }
 
@@ -185,7 +174,7 @@ Json LlamaConfig::to_hugging_face(int64_t tokens) const {
     json["max_position_embeddings"] = scaling.original_max_position_embeddings;
   const bool slides = windows().back() > 0;
   if (slides) json["sliding_window"] = sliding_window;
-  if (windows_differ()) json["layer_types"] = words_of(layer_types);
+  if (windows_differ()) json["layer_types"] = layer_types;
   if (model_type == ModelType::kLlama) {
     if (slides) {  // Hugging Face's Llama has no window; Mistral is Llama with one
       json["architectures"] = {windows_differ() ? "MinistralForCausalLM" : "MistralForCausalLM"};

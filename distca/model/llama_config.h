@@ -42,9 +42,9 @@ struct LlamaConfig {
   ModelType model_type = ModelType::kLlama;
   std::string rope_parameters;          // how RoPE is stretched (rope_scaling.h). "" means not.
   int64_t max_position_embeddings = 0;  // tokens; no phase reads it. 0 means unknown.
-  /// "full_attention" (all keys) or "sliding_attention" (sliding_window) for each layer, with
-  /// commas between them. "" means that sliding_window is that of all layers.
-  std::string layer_types;
+  /// "full_attention" (all keys) or "sliding_attention" (sliding_window) for each layer. Empty
+  /// means that sliding_window is that of all layers.
+  std::vector<std::string> layer_types;
 
   static constexpr int64_t kMostLayers = 1 << 14;
 

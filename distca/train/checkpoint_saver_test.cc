@@ -242,7 +242,7 @@ TEST_F(CheckpointSaverTest, another_grid_goes_on_to_rounding_and_says_so) {
                           "workers was 4 and is 3"));
   EXPECT_THAT(said({.stages = 2, .replicas = 2, .layers = "1,3"}, {"cluster.ranks_per_node=2"}),
               ElementsAre("it goes on to rounding, not bit for bit: cluster.ranks_per_node was 0 "
-                          "and is 2; parallel.pipeline_layers was '' and is '1,3'"));
+                          "and is 2; parallel.pipeline_layers was [] and is [1, 3]"));
 }
 
 TEST_F(CheckpointSaverTest, no_rank_waits_until_older_ones_are_removed) {

@@ -73,9 +73,10 @@ at::Tensor fed(const Llama& model, const std::vector<int64_t>& lengths) {
 TEST(decoder, a_document_in_parts_is_the_document_at_once) {
   const std::vector<std::vector<int64_t>> cuts = {
       {}, {1}, {33, 1, 1, 1}, {64, 5}, std::vector<int64_t>(69, 1)};
-  const std::string differ = "sliding_attention,full_attention,sliding_attention";
-  for (const auto& [window, types] : std::vector<std::pair<int64_t, std::string>>{
-           {0, ""}, {1, ""}, {5, ""}, {64, ""}, {5, differ}}) {
+  using Types = std::vector<std::string>;
+  const Types differ = {"sliding_attention", "full_attention", "sliding_attention"};
+  for (const auto& [window, types] :
+       std::vector<std::pair<int64_t, Types>>{{0, {}}, {1, {}}, {5, {}}, {64, {}}, {5, differ}}) {
     LlamaConfig config = small(ScalarType::kFloat32, window);
     config.layer_types = types;
     const Llama model(config, 3, -1);

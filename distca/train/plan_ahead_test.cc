@@ -228,8 +228,8 @@ TEST_F(PlanBatchTest, where_windows_differ_loads_are_those_of_the_mean_of_all_la
   const PlanFigures full = plan(2)[0].figures;
   config_.model.sliding_window = 128;
   const PlanFigures sliding = plan(2)[0].figures;
-  config_.model.layer_types =
-      "sliding_attention,full_attention,sliding_attention,sliding_attention";
+  config_.model.layer_types = {"sliding_attention", "full_attention", "sliding_attention",
+                               "sliding_attention"};
   const std::vector<PlannedBatch> ranks = plan(2);
   const PlanFigures& both = ranks[0].figures;
   EXPECT_NEAR(both.pairs, (full.pairs + 3 * sliding.pairs) / 4, 8);  // rounded for each plan

@@ -30,54 +30,6 @@ namespace fs = std::filesystem;
 
 constexpr size_t kRunIdDigits = 16;
 
-/// The effect of a changed key on a run that goes on. A key that no rule names must not change.
-enum class Change : uint8_t {
-  kFree,   // nothing of what is trained depends on it
-  kTrain,  // the run goes on differently from here on: it is said
-  kBits,   // the result holds, but not the bits
-};
-struct KeyRule {
-  std::string_view start;  // the first characters of the key's name
-  Change change;
-};
-/// The first line that fits counts.
-constexpr std::array kRules = {
-    KeyRule{"data.prefix", Change::kFree},  // its contents must be the same
-    KeyRule{"data.bad_tokens", Change::kTrain},
-    KeyRule{"model.from", Change::kFree},  // weights are the checkpoint's
-    KeyRule{"train.steps", Change::kTrain},
-    KeyRule{"train.bad_step", Change::kTrain},
-    KeyRule{"train.spike_factor", Change::kTrain},
-    KeyRule{"train.max_skipped_steps", Change::kFree},
-    KeyRule{"optimizer.", Change::kTrain},
-    KeyRule{"train.validation_", Change::kFree},
-    KeyRule{"train.output_dir", Change::kFree},
-    KeyRule{"train.overwrite", Change::kFree},
-    KeyRule{"train.trace", Change::kFree},
-    KeyRule{"checkpoint.", Change::kFree},
-    KeyRule{"comm.", Change::kFree},
-    KeyRule{"parallel.pipeline_", Change::kBits},  // sums of gradients round differently
-    KeyRule{"parallel.", Change::kFree},           // neither sums nor updates depend on the others
-    KeyRule{"cluster.", Change::kBits},
-    KeyRule{"train.overlap", Change::kBits},
-    KeyRule{"train.threads_per_rank", Change::kBits},
-    KeyRule{"train.recompute", Change::kBits},
-    KeyRule{"train.loss_chunk_tokens", Change::kBits},
-    KeyRule{"train.device", Change::kBits},
-    KeyRule{"train.deterministic", Change::kBits},
-    KeyRule{"plan.", Change::kBits},
-    KeyRule{"servers.", Change::kBits},
-    KeyRule{"exchange.", Change::kBits},
-    KeyRule{"attention.", Change::kBits},
-};
-
-std::optional<Change> rule_of(const std::string& key) {
-  for (const KeyRule& rule : kRules) {
-    if (key.starts_with(rule.start)) return rule.change;
-  }
-  return {};
-}
-
 /// Returns true if the learning rate depends on train.steps.
 bool decays_over_the_run(const std::map<std::string, std::string>& config) {
   return config.at("optimizer.decay_steps") == "0" &&
@@ -248,24 +200,26 @@ std::vector<std::string> check_resume(const CheckpointIndex& index, const RunFac
                   "--resume: train.steps = {}, and the checkpoint has {} steps already", steps,
                   index.step);
   // A checkpoint of an earlier version lacks keys, which then did what their defaults do.
-  std::map<std::string, std::string> before = config_texts(Config{});
+  Config defaults;
+  const std::vector<ConfigKey> keys = config_keys(defaults);
+  std::map<std::string, std::string> before = config_texts(defaults);
   for (const auto& [key, value] : index.config) before[key] = value;
   std::vector<std::string> lines, reasons;
   for (const auto& [key, value] : now.config) {
     const std::string& was = before[key];
     if (was == value) continue;
-    const std::optional<Change> change = rule_of(key);
-    DISTCA_THROW_IF(!change, ErrorKind::kConfig,
+    const OnResume change = std::ranges::find(keys, key, &ConfigKey::name)->on_resume;
+    DISTCA_THROW_IF(change == OnResume::kFixed, ErrorKind::kConfig,
                     "--resume: {} = {}, and the checkpoint was made with {}: give the same, or "
                     "start a new run",
                     key, value, was);
-    if (change == Change::kTrain)
+    if (change == OnResume::kTrain)
       lines.push_back(fmt::format("{} was {} and is {} from step {} on{}", key, was, value,
                                   index.step + 1,
                                   key == "train.steps" && decays_over_the_run(now.config)
                                       ? ": the learning rate follows the new length from there"
                                       : ""));
-    if (change == Change::kBits)
+    if (change == OnResume::kBits)
       reasons.push_back(fmt::format("{} was {} and is {}", key, was, value));
   }
   for (const auto& [what, value] : now.machine) {

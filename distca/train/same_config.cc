@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -16,8 +15,6 @@
 namespace distca {
 namespace {
 
-constexpr std::array<std::string_view, 3> kMayDiffer = {"train.threads_per_rank",
-                                                        "train.output_dir", "train.overwrite"};
 constexpr std::string_view kIsa = "ATEN_CPU_CAPABILITY";  // an environment variable
 
 std::string value_of(const ConfigKey& key, const ResolvedConfig& resolved) {
@@ -36,7 +33,7 @@ std::string value_of(const ConfigKey& key, const ResolvedConfig& resolved) {
 Json settings_of(Config config, const ResolvedConfig& resolved) {
   Json settings = Json::array();
   for (const ConfigKey& key : config_keys(config)) {
-    if (std::ranges::find(kMayDiffer, key.name) != kMayDiffer.end()) continue;
+    if (key.may_differ) continue;
     const std::string value = value_of(key, resolved);
     const bool is_data = key.name == "data.prefix";
     settings.push_back(
