@@ -28,7 +28,7 @@ constexpr double kLongMs = 50;                                       // planned 
 
 struct Arguments {
   std::string folder = DISTCA_WORKLOADS;  // in the source folder
-  std::string lengths = DISTCA_LENGTHS;   // next to the source folder
+  std::string lengths = DISTCA_LENGTHS;   // likewise
   std::vector<int> stages = {2, 4};
   std::vector<double> shares = {0.25, 0.5, 0.6};  // attention's share of all work, whole-even
   int sampled = 3;
@@ -171,10 +171,6 @@ void measure_workloads(const Arguments& arguments) {
 void measure_samples(const Arguments& arguments) {
   const std::filesystem::path folder = arguments.lengths;
   if (arguments.sampled == 0) return;
-  if (!std::filesystem::exists(folder)) {
-    write_line("no_samples", {{"folder", arguments.lengths}});
-    return;
-  }
   for (const auto& [kind, source] :
        {std::pair{SampleKind::kPretrain, "pretrain"}, std::pair{SampleKind::kProlong, "prolong"}}) {
     const std::vector<int64_t> lengths =
@@ -203,7 +199,8 @@ int run(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("--folder", arguments.folder);
   app.add_option("--lengths", arguments.lengths,
-                 "Folder of lengths_pretrain.json and lengths_prolong.json");
+                 "Folder of lengths_pretrain.json and lengths_prolong.json")
+      ->check(CLI::ExistingDirectory);
   app.add_option("--stages", arguments.stages)->delimiter(',')->check(CLI::Range(2, 8));
   app.add_option("--shares", arguments.shares,
                  "Of attention in a stage's work, for whole-even ticks")

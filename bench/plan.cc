@@ -22,7 +22,7 @@ namespace {
 struct Arguments {
   std::vector<std::string> workloads;
   std::string folder = DISTCA_WORKLOADS;  // in the source folder
-  std::string lengths = DISTCA_LENGTHS;   // next to the source folder
+  std::string lengths = DISTCA_LENGTHS;   // likewise
   std::string scheduler = "balanced";
   int sampled = 20;
   uint64_t seed = 42;
@@ -73,10 +73,6 @@ void measure_workload(const std::filesystem::path& path, const Arguments& argume
 void measure_samples(const Arguments& arguments) {
   const std::filesystem::path folder = arguments.lengths;
   if (arguments.sampled == 0) return;
-  if (!std::filesystem::exists(folder)) {
-    write_line("no_samples", {{"folder", arguments.lengths}});
-    return;
-  }
   const std::pair<SampleKind, std::vector<int64_t>> sources[] = {
       {SampleKind::kPretrain, read_lengths(folder / "lengths_pretrain.json")},
       {SampleKind::kProlong, read_lengths(folder / "lengths_prolong.json")}};
@@ -98,7 +94,8 @@ int run(int argc, char** argv) {
   app.add_option("workloads", arguments.workloads, "Workload files; default: all of --folder");
   app.add_option("--folder", arguments.folder);
   app.add_option("--lengths", arguments.lengths,
-                 "Folder of lengths_pretrain.json and lengths_prolong.json");
+                 "Folder of lengths_pretrain.json and lengths_prolong.json")
+      ->check(CLI::ExistingDirectory);
   app.add_option("--scheduler", arguments.scheduler, "The one that is held against the bars");
   app.add_option("--sampled", arguments.sampled,
                  "Sampled nano-batches of each source and size; 0: none")

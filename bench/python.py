@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """A Llama of Transformers under PyTorch DDP, two processes of one core each, with DistCA's attention and without.
 
-    bench/report.py --out FILE.jsonl build/python/tester/bin/python bench/python.py LENGTHS.json...
+    bench/report.py --out FILE.jsonl build/python/tester/bin/python bench/python.py [LENGTHS.json...]
 
 build/python/tester is what `make test-python` leaves: the package as it is installed, and its extras. LENGTHS.json: a
-list of documents' lengths in tokens (lengths_pretrain.json, say), which are divided by --scale and packed into rows, cut
-where a row ends. --rows rows are a step of as many ranks; two of them are played: the one with the most attention, and
-the median one. Prints a header and a line a round, for bench/report.py.
+list of documents' lengths in tokens, which are divided by --scale and packed into rows, cut where a row ends; by default,
+both lists of distca/plan/testdata. --rows rows are a step of as many ranks; two of them are played: the one with the most
+attention, and the median one. Prints a header and a line a round, for bench/report.py.
 """
 
 import argparse
@@ -27,6 +27,7 @@ import warnings
 MODEL = dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              head_dim=64, vocab_size=512, max_position_embeddings=1 << 17)
 RANKS = 2
+LENGTHS = [pathlib.Path(__file__).parents[1] / f"distca/plan/testdata/lengths_{name}.json" for name in ("pretrain", "prolong")]
 # For the ranks, which else give memory back to the system and get it again in every step (docs/python.md).
 KEEPS_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
 TINY_TOKENS, TINY_CALLS = 8, 40
@@ -261,7 +262,7 @@ def header(options, bench, model, **others):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("lengths", nargs="+", type=pathlib.Path)
+    parser.add_argument("lengths", nargs="*", type=pathlib.Path, default=LENGTHS)
     parser.add_argument("--tokens", type=int, default=8192, help="of a rank's row")
     parser.add_argument("--scale", type=int, default=8, help="what lengths are divided by")
     parser.add_argument("--rows", type=int, default=16)

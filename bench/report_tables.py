@@ -148,9 +148,6 @@ def plan(out, head, lines):
         judge_shares(line, line["of"])
     workload_tables(out, head, [line for line in plans if line["where"] == "workload"])
     sample_table(out, head, [line for line in variants if line["where"] == "sample"], judge, judge_shares)
-    for line in of(lines, "no_samples"):
-        out.say(f"\nNo sampled nano-batches: {line['folder']} does not exist: name the folder with --lengths")
-        judge("missing_folders", 1, {}, line["folder"])
     shown = {}  # every failure; of those that are reached the worst one for each variant, figure and bar
     for v in verdicts:
         key = (v["name"], v["figure"], v["at_most"], v["where"] if v["verdict"] == "missed" else "")
@@ -253,8 +250,6 @@ def fill_ticks(out, head, lines):
                     f"{mib(worst['max_receive_bytes'])}|{worst['receive']:.2f}|{worst['over_least']:.3f}|"
                     f"{worst['plan_ms']:.1f}|{missed or '-'}")
     out.table("nano-batches|stages x servers|evened|planned|send|/ normal|receive|/ normal|length|plan ms|missed", rows)
-    for line in of(lines, "no_samples"):
-        out.say(f"\nNo sampled nano-batches: {line['folder']} does not exist: name the folder with --lengths")
 
 
 def cuda_attention(out, head, lines):

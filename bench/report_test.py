@@ -179,7 +179,6 @@ class Plans(unittest.TestCase):
         samples = [planned("variant", where="sample", qkv_bytes=size, max_over_mean=mean)
                    for size, mean in ((600, 1), (700, 1.03), (700, 1))]
         self.assertEqual(self.missed(*samples), ["share of bytes", "max over mean", "share of bytes"])
-        self.assertEqual(self.missed({"line": "no_samples", "folder": "none"}), ["missing folders"])
 
 
 class Overlap(unittest.TestCase):

@@ -41,7 +41,7 @@ struct Arguments {
       .python = DISTCA_PYTHON,
       .script = DISTCA_DDP_RIVAL};
   std::string data = "data/stdlib";
-  std::string lengths = DISTCA_LENGTHS;  // next to the source folder
+  std::string lengths = DISTCA_LENGTHS;  // in the source folder
   std::string profile = "pairs";
   std::string only;
 };

@@ -1,11 +1,16 @@
 #include "distca/plan/plan_batch_input.h"
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/base/hash.h"
 
 namespace distca {
 namespace {
@@ -72,6 +77,26 @@ TEST_F(PlanBatchInput, lengths_are_a_list_of_positive_integers) {
   EXPECT_THAT(error(read_lengths, "[3, \"4\"]"), HasSubstr("[1] must be"));
   EXPECT_THAT(error(read_lengths, "[18446744073709551615]"), HasSubstr("[0] must be"));
   EXPECT_THAT(error(read_lengths, "{}"), HasSubstr("a list"));
+}
+
+struct List {
+  const char* name;
+  size_t documents;
+  int64_t tokens, longest;
+  const char* hash;  // covers the order, which benchmarks follow
+};
+
+TEST(LengthsAtHand, are_those_that_their_page_states) {
+  for (const List& list : {List{"pretrain", 99'519, 394'273'078, 124'913, "0a214762e237ebce"},
+                           List{"prolong", 77'932, 237'840'913, 340'149, "f0816f44bab67c21"}}) {
+    const std::vector<int64_t> lengths =
+        read_lengths(fmt::format("distca/plan/testdata/lengths_{}.json", list.name));
+    EXPECT_EQ(lengths.size(), list.documents) << list.name;
+    EXPECT_EQ(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}), list.tokens)
+        << list.name;
+    EXPECT_EQ(std::ranges::max(lengths), list.longest) << list.name;
+    EXPECT_EQ(hash_hex(fmt::format("{}", fmt::join(lengths, ","))), list.hash) << list.name;
+  }
 }
 
 TEST_F(PlanBatchInput, a_missing_file_is_bad_input) {
