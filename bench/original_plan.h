@@ -1,5 +1,5 @@
 #pragma once
-// The paper's released planner (paper 4.4, "What the released planner does"), to have its bytes for
+// The released planner of the paper (distca/planner/planner.py of its code), to have its bytes for
 // batches that no table lists. It cuts documents at any token, so its plans are for counting only:
 // nothing runs them. Any thread.
 

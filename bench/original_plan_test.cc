@@ -21,7 +21,7 @@ std::vector<int64_t> pairs_of(const Plan& plan) {
   return pairs;
 }
 
-/// reference/paper.md, 14, vector 3: 16K, 2 x 8K, 4 x 4K, 8 x 2K tokens.
+/// The first example in the released planner's source: 16K, 2 x 8K, 4 x 4K, 8 x 2K tokens.
 std::vector<int64_t> papers_example() {
   std::vector<int64_t> lengths{16 * k1K, 8 * k1K, 8 * k1K};
   lengths.insert(lengths.end(), 4, 4 * k1K);
@@ -30,7 +30,7 @@ std::vector<int64_t> papers_example() {
 }
 
 TEST(OriginalPlan, places_documents_as_the_papers_example) {
-  // reference/paper.md, 14, vector 2.
+  // It is the second example in the released planner's source.
   const Plan plan = original_plan(
       request_for({32 * k1K, 8 * k1K, 8 * k1K, 4 * k1K, 4 * k1K, 4 * k1K, 4 * k1K}, 4));
   const auto& workers = plan.layout.workers;
@@ -82,7 +82,7 @@ TEST_P(PublishedNumbers, are_reached) {
   EXPECT_THAT(original_violations(plan), IsEmpty());
 }
 
-// reference/pitfalls.md, "Planner numbers to beat".
+// The figures are those that docs/planner.md tells of the released planner.
 INSTANTIATE_TEST_SUITE_P(
     , PublishedNumbers,
     ::testing::Values(

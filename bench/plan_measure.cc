@@ -12,7 +12,7 @@
 namespace distca::bench {
 namespace {
 
-constexpr int64_t kTolerancePpm = 20'000;  // the max/mean of 1.02, by pairs
+constexpr int64_t kTolerancePpm = 20'000;  // max/mean of 1.02, by pairs, as in docs/planner.md
 
 PlanRequest request_of(const Workload& workload, const PlanOptions& options) {
   return {.nano_batch = workload.nano_batch,

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Documents are true: links lead somewhere, what they tell people to type exists, public headers open with examples."""
+"""Documents are true: links lead somewhere, what they tell people to type exists, public headers open with examples. The
+project stands alone: its sources name no document and no folder that is not in it."""
 
 import re
 
@@ -9,6 +10,7 @@ from project import ROOT, files, read, report, tried
 README_LINES = 100
 DEMO_BY_LINE = 25
 EXAMPLE_LINES = 40
+SOURCES = ("*.h", "*.cc", "*.py", "*.sh", "*.cmake", "*CMakeLists.txt", "*.toml", "*.sbatch", "Makefile", ".ci/*")
 FILE_ENDINGS = ("safetensors", "jsonl", "json", "toml", "bin", "idx", "cc", "h", "py", "sh", "md")
 
 
@@ -137,8 +139,20 @@ def public_header(path):
             yield f"{path}: it does not show {name} as it is"
 
 
+def outside(path):
+    """Faults: what a source names beside the project. A document with a name of one letter is one that a test makes."""
+    text = read(path)
+    for name in re.findall(r"(?<![\w./-])(?:[\w-]+/)*[\w-]{2,}\.md\b", text):
+        if not (ROOT / name).exists():
+            yield f"{path}: {name}: no such document in the project"
+    if re.search(r"SOURCE_DIR\}/\.\.", text):
+        yield f"{path}: a folder beside the project"
+
+
 def main():
     project, found = Project(), [*readme(), *versions()]
+    for path in files(*SOURCES):
+        found += outside(path)
     for path in files("distca/api/*.h"):
         if path.count("/") == 2:  # not those in distca/api/inside
             found += public_header(path)

@@ -1,5 +1,5 @@
 #pragma once
-// Layout `sequential`, the paper's placement (4.4): documents fill one worker after another, in
+// Layout `sequential`, the paper's placement (6.1): documents fill one worker after another, in
 // their order. Any thread may call it. Time: proportional to documents + workers.
 
 #include "distca/plan/scheduler.h"

@@ -18,7 +18,7 @@ using testing::request_for;
 constexpr int64_t k1K = 1024;
 
 TEST(SequentialLayout, a_document_that_crosses_workers_is_cut_as_head_and_tail) {
-  // reference/paper.md, 14, vector 2.
+  // It is the second example in the released planner's source.
   const Layout layout = sequential_layout(
       request_for({32 * k1K, 8 * k1K, 8 * k1K, 4 * k1K, 4 * k1K, 4 * k1K, 4 * k1K}, 4));
   EXPECT_THAT(layout.workers[0],

@@ -20,8 +20,8 @@ Plan unplanned(const PlanRequest& request) {
           .load = {}};
 }
 
-TEST(LowerBound, matches_the_first_study) {
-  // reference/planner_findings.md, at max/mean 1.02; MB are 10^6 bytes.
+TEST(LowerBound, of_the_workloads_is_that_of_the_table) {
+  // The table is that of docs/planner.md, at max/mean 1.02; MB are 10^6 bytes.
   const std::pair<const char*, int64_t> found[] = {{"pretrain_64x128k_2", 7534},
                                                    {"pretrain_64x128k_1", 7023},
                                                    {"prolong_64x128k_0", 7269},

@@ -52,7 +52,7 @@ TEST(Scheduler, the_same_request_gives_the_same_bytes_of_json) {
 }
 
 TEST(Scheduler, greedy_on_the_papers_example) {
-  // reference/paper.md, 14, vector 3: 16K, 2 x 8K, 4 x 4K, 8 x 2K tokens.
+  // The first example in the released planner's source: 16K, 2 x 8K, 4 x 4K, 8 x 2K tokens.
   std::vector<int64_t> lengths{16 * k1K, 8 * k1K, 8 * k1K};
   lengths.insert(lengths.end(), 4, 4 * k1K);
   lengths.insert(lengths.end(), 8, 2 * k1K);

@@ -1,7 +1,7 @@
 #pragma once
 // Builds the program of one rank (program.h) from its exchanges, the shape of the model and an
 // overlap mode. The mode orders the operations, and so it decides which exchange runs under which
-// compute. docs/program.md says how to add a mode (paper 4.1, 4.5).
+// compute. docs/program.md says how to add a mode (paper 4.1).
 //
 //   const NanoPart part{std::make_shared<const AttentionExchange>(
 //       make_attention_exchange(PlanIndex(plan).exchange(rank), plan.shape, {}))};

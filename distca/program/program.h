@@ -2,8 +2,8 @@
 // A program is one rank's training step: a list of operations on two streams, compute and
 // communication, with their dependencies and buffers. It is built from the step's plans, the
 // model's shape and an overlap mode (program/overlap.h), checked by a validator of its own
-// (program/validate/validate.h), and played by runtime/executor (paper 4.1, figures 7 and 8,
-// and 4.5). A program is a plain value, which any thread may read.
+// (program/validate/validate.h), and played by runtime/executor (paper 4.1, figures 7 and 8). A
+// program is a plain value, which any thread may read.
 //
 //   const Program program = build_program(request);  // program/overlap.h
 //   fmt::print("{}", print_program(program));

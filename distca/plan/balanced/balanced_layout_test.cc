@@ -44,7 +44,7 @@ Traffic traffic(const Plan& plan) {
   return traffic;
 }
 
-/// reference/pitfalls.md, numbers to beat, in MiB: the released planner's.
+/// The figures of the released planner (docs/planner.md), in MiB, and the share to stay below.
 struct Original {
   const char* workload;
   int64_t all;

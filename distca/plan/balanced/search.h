@@ -1,6 +1,6 @@
 #pragma once
-// Scheduler `balanced`: even load for the fewest bytes on a given layout (paper 4.2, 4.4). Any
-// thread may call it.
+// Scheduler `balanced`: even load for the fewest bytes on a given layout (paper 4.2,
+// appendix B). Any thread may call it.
 
 #include <vector>
 

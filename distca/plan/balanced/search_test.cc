@@ -43,8 +43,7 @@ int64_t largest(const Plan& plan, int64_t ServerLoad::*bytes) {
   return most;
 }
 
-/// The figures of the released planner (reference/pitfalls.md), in MiB, and the share to stay
-/// below.
+/// The figures of the released planner (docs/planner.md), in MiB, and the share to stay below.
 struct Original {
   const char* workload;
   int64_t bytes, receive;

@@ -9,7 +9,7 @@
 
 namespace distca {
 
-/// Scheduler `greedy`: the paper's communication-aware greedy (4.2, 4.4).
+/// Scheduler `greedy`: the paper's communication-aware greedy (4.2, appendix B).
 ///
 /// Every query starts where it lives. A server may carry at most (1 + tolerance) times its share of
 /// the pairs. Servers below this bound, the one with most room first, take shards from servers
