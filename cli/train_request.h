@@ -1,6 +1,6 @@
 #pragma once
-// What `distca train` finds out without PyTorch: its words, the configuration, and which ranks run
-// here. --print-config, --dry-run and every error of a configuration need no more.
+// A request to train, which needs no PyTorch: the verb's words, the configuration, and which ranks
+// run here. --print-config, --dry-run and every error of a configuration need no more.
 
 #include <filesystem>
 #include <functional>
