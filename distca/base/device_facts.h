@@ -1,6 +1,6 @@
 #pragma once
-// What is known of a CUDA device before anything runs on it. A plain value; comm/device_facts.h
-// asks the driver.
+// Facts of a CUDA device that are known before anything runs on it. A plain value;
+// comm/device_facts.h asks the driver.
 
 #include <cstdint>
 

@@ -1,5 +1,6 @@
 #pragma once
-// What a run has made of keys that name something outside the configuration. A plain value.
+// Values that a run has found for keys that name something outside the configuration. A plain
+// value.
 
 #include <string>
 

@@ -1,7 +1,7 @@
 #pragma once
-// What stands in the memory of ranks, what a run cannot do without, and whether a machine or a
-// device has that. What the tensors of a rank take at most under its plans is predicted in
-// forecast/memory_peak.h. Any thread may call these functions.
+// Computes what stands in the memory of ranks and what a run cannot do without, and checks that a
+// machine or a device has it. The most that the tensors of a rank take under its plans is predicted
+// in forecast/memory_peak.h. Any thread may call these functions.
 
 #include <array>
 #include <cstdint>
@@ -58,7 +58,7 @@ double master_bytes(const LlamaConfig& model);
 /// This and the next throw as run_grid() does.
 MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local);
 
-/// What a run cannot do without, whatever is planned: what stands in memory, and each local
+/// The memory that a run cannot do without, whatever is planned: what stands, and each local
 /// worker's share of the activations of one nano-batch, at llama_memory's price. It is never above
 /// the peaks that forecast/memory_peak.h predicts for the same ranks (a test compares many
 /// configurations).

@@ -27,7 +27,7 @@
 
 namespace distca {
 
-/// What a rank holds at the moment of its peak.
+/// The memory that a rank holds at the moment of its peak.
 struct PeakMemory : MemoryParts {
   std::string where;        // the operation under way, as describe(Op) names it
   double most_passing = 0;  // the most of logits and phases together, at any moment
