@@ -9,6 +9,7 @@
 #include "distca/base/error.h"
 #include "distca/comm/thread_group.h"
 #include "distca/forecast/dry_run.h"
+#include "distca/train/check_run.h"
 #include "distca/train/resume.h"
 
 namespace distca {
