@@ -10,7 +10,7 @@ import warnings
 
 from distca import _build
 
-TORCH = ("2.11", "2.14")  # the oldest minor version that is taken, and the newest that was tried
+TORCH = ("2.11", "2.15")  # the oldest minor version that is taken, and the newest that was tried
 TRANSFORMERS = ("5.2", "5.24")
 MEGATRON = ("0.16", "0.19")
 
