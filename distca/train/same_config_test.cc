@@ -40,6 +40,10 @@ void alter(const ConfigKey& key) {
     **real += 0.125;
   } else if (auto* const* flag = std::get_if<bool*>(&key.value)) {
     **flag = !**flag;
+  } else if (auto* const* numbers = std::get_if<std::vector<int64_t>*>(&key.value)) {
+    (*numbers)->push_back(1);
+  } else if (auto* const* texts = std::get_if<std::vector<std::string>*>(&key.value)) {
+    (*texts)->emplace_back("x");
   } else if (auto* const* tolerance = std::get_if<Tolerance*>(&key.value)) {
     (*tolerance)->kind = Tolerance::Kind::kAuto;
   } else if (const auto* choice = std::get_if<WordValue>(&key.value)) {
