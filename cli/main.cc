@@ -69,9 +69,11 @@ std::string complaint(const CLI::App& app, const CLI::App& level, const CLI::Par
   const std::string word = unknown[0].substr(0, unknown[0].find('='));
   if (word.starts_with('-')) {
     const bool is_perhaps_key =
-        std::ranges::count(options, "--print-config") > 0 && !distca::nearest_word(word, options);
+        std::ranges::count(options, "--config") > 0 && !distca::nearest_word(word, options);
     return unknown_word("option", word, options) +
-           (is_perhaps_key ? "; settings are words KEY=VALUE, which --print-config lists" : "");
+           (is_perhaps_key ? "; settings are words KEY=VALUE, which distca train --print-config "
+                             "lists"
+                           : "");
   }
   return verbs.empty() ? fmt::format("unexpected word {}", unknown[0])
                        : unknown_word("verb", unknown[0], verbs);

@@ -3,16 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "distca/base/error.h"
 #include "distca/base/text.h"
+#include "distca/config/run_grid.h"
+#include "distca/forecast/batch_programs.h"
 #include "distca/plan/lower_bound.h"
+#include "distca/plan/pipeline/pipeline_time.h"
 #include "distca/plan/plan_summary.h"
 #include "distca/plan/scheduler.h"
+#include "distca/program/overlap.h"
+#include "distca/program/validate/validate.h"
 
 namespace distca::cli {
 namespace {
@@ -173,7 +177,7 @@ void print_report(const Planned& planned) {
     fmt::print("tolerance missed: {:.6g} > {:g}\n", summary.max_over_share, 1 + tolerance(plan));
   }
   fmt::print("hash {}\nvalid{}\n", plan_hash(plan),
-             planned.by_time() && !planned.profile ? " (time not checked: give --profile)" : "");
+             planned.by_time() && !planned.profile ? " (time not checked: give plan.profile)" : "");
 }
 
 Json summary_json(const Planned& planned) {
@@ -199,12 +203,9 @@ Json summary_json(const Planned& planned) {
       {"tasks", plan.tasks.size()},
       {"lower_bound_bytes", plan.shape.window_left < 0 ? Json(lower_bound_bytes(plan)) : Json()},
       {"tolerance_met", summary.tolerance_met},
-      {"wire_ns", planned.wire_ns},
       {"shape", shape_json(plan.shape)},
-      {"metadata_us", std::llround(planned.metadata_seconds * 1e6)},
       {"hash", plan_hash(plan)},
       {"violations", Json::array()}};  // an invalid plan ends in an error
-  if (planned.plan_seconds) json["plan_us"] = std::llround(*planned.plan_seconds * 1e6);
   if (planned.by_time()) {
     json["max_over_mean_time"] = summary.max_over_mean_time;
     json["max_time_ns"] = summary.max_time_ns;
@@ -263,6 +264,76 @@ void print_comparison(const PlanRequest& request, bool as_json) {
       documents_and_tokens(request.nano_batch), request.cluster.num_servers(),
       profile_note(request.shape, request.profile.get()), table.to_string(), refusals,
       request.profile ? "time" : "pairs");
+}
+
+void print_ticks(const PipelineParts& parts, std::string_view overlap) {
+  const PipelineRequest& request = parts.request();
+  fmt::print(
+      "{} stages x {} replicas, {} micro-batches of {} nano-batches, overlap {}: {} ticks a "
+      "pass\n\n",
+      request.grid.stages, request.grid.replicas,
+      (static_cast<int>(request.nano_batches.size()) + request.slots - 1) / request.slots,
+      request.slots, overlap, parts.ticks().size() / 2);
+  Table table({"tick", "pass", "working", "load", "max/share", "sent MiB", "largest MiB",
+               "exchange ms", "exposed ms", "planned ms", "ideal ms", "over ideal"});
+  const auto ms = [](int64_t ps) { return fmt::format("{:.2f}", static_cast<double>(ps) * 1e-9); };
+  const auto mib = [](int64_t bytes) {
+    return fmt::format("{:.0f}", static_cast<double>(bytes) / 0x1p20);
+  };
+  int64_t exposed_ps = 0, planned_ps = 0, ideal_ps = 0;
+  int number = 0;
+  for (const TickFigures& tick : tick_figures(request, *parts.ticks_plan())) {
+    table.add_row({std::to_string(number++), pass_name(tick.pass),
+                   fmt::format("{} of {}", tick.working, request.grid.stages),
+                   with_thousands(tick.load), fmt::format("{:.3f}", tick.max_over_share),
+                   mib(tick.bytes), mib(tick.max_send_bytes), ms(tick.exchange_ps),
+                   ms(tick.exposed_ps), ms(tick.planned_ps), ms(tick.ideal_ps),
+                   fmt::format("{:.3f}", tick.over_ideal())});
+    exposed_ps += tick.exposed_ps;
+    planned_ps += tick.planned_ps;
+    ideal_ps += tick.ideal_ps;
+  }
+  table.add_row(
+      {"all", "", "", "", "", "", "", "", ms(exposed_ps), ms(planned_ps), ms(ideal_ps),
+       fmt::format("{:.3f}", static_cast<double>(planned_ps) / static_cast<double>(ideal_ps))});
+  fmt::print("{}\n", table.to_string());
+}
+
+void print_program_of(const Config& config, const BatchPlans& plans, int num_workers, int rank) {
+  constexpr int64_t kMost = int64_t{1} << 24;
+  const RunGrid run = run_grid(config, num_workers);
+  const int ranks = num_ranks(config, num_workers);
+  DISTCA_THROW_IF(rank >= ranks, ErrorKind::kUsage, "--program {}: the run has ranks 0 to {}", rank,
+                  ranks - 1);
+  const BatchPrograms programs(config, plans, ProgramRequest::Kind::kTrain, num_workers);
+  const Program program = programs.of(rank);
+  auto size = static_cast<int64_t>(program.ops.size());
+  for (const Op& op : program.ops) {
+    size += static_cast<int64_t>(program.sends(op).messages.size() +
+                                 program.receives(op).messages.size());
+  }
+  DISTCA_THROW_IF(size * ranks > kMost, ErrorKind::kUsage,
+                  "--program checks the programs of all {} ranks, each with some {} operations and "
+                  "messages; at most {} in all: lower model.num_hidden_layers or "
+                  "batch.nano_batches",
+                  ranks, with_thousands(size), with_thousands(kMost));
+  std::vector<std::string> violations = validate(program);
+  if (violations.empty()) violations = programs.violations();
+  DISTCA_CHECK(violations.empty(), "our own programs are invalid: {}", violations.front());
+  std::string place, in_flight;
+  if (rank >= num_workers) {
+    place = " (a dedicated server)";
+  } else if (run.is_pipeline()) {
+    const Stage stage = run.stage_of(rank);
+    place = fmt::format(" (stage {}, layers {} to {})", stage.index, stage.layers.begin,
+                        stage.layers.end - 1);
+    in_flight = fmt::format("; at most {} nano-batches in flight", most_in_flight(program));
+  }
+  fmt::print(
+      "Rank {} of {}{}, overlap {}, nano-batches: {}, layers: {}; {} operations, valid with the "
+      "programs of all ranks{}\n\n{}",
+      rank, ranks, place, overlap_name(config.train.overlap), config.batch.nano_batches,
+      config.model.num_hidden_layers, program.ops.size(), in_flight, print_program(program));
 }
 
 }  // namespace distca::cli

@@ -1,10 +1,15 @@
 #pragma once
-// Prints plans: for people a table with a row for each server or scheduler, for programs figures as
-// JSON.
+// Prints plans and programs: for people tables, with a row for each server, scheduler, tick or
+// operation, for programs figures as JSON.
+
+#include <string_view>
 
 #include "cli/planned.h"
 #include "distca/base/json.h"
+#include "distca/config/config.h"
+#include "distca/forecast/plan_request.h"
 #include "distca/plan/choose_tolerance.h"
+#include "distca/program/pipeline_parts.h"
 
 namespace distca::cli {
 
@@ -14,6 +19,12 @@ void print_report(const Planned& planned);
 /// Prints a row, or the figures as JSON, for each scheduler on this nano-batch and cluster. A
 /// scheduler that refuses has a row, too.
 void print_comparison(const PlanRequest& request, bool as_json);
+/// Prints a row for each tick of a pipeline whose ticks are planned together, forward and backward.
+void print_ticks(const PipelineParts& parts, std::string_view overlap);
+/// Builds the programs of all ranks for the training step that has these plans, checks them
+/// together and prints that of one rank. Throws Error(kUsage) if there is no such rank, or if the
+/// programs are too large to be checked together.
+void print_program_of(const Config& config, const BatchPlans& plans, int num_workers, int rank);
 
 /// All figures of a plan, as one object.
 Json summary_json(const Planned& planned);

@@ -2,110 +2,93 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
-#include "cli/plan_arguments.h"
-#include "distca/base/clock.h"
-#include "distca/base/error.h"
 #include "distca/base/file.h"
-#include "distca/plan/exchange.h"
+#include "distca/base/json.h"
+#include "distca/base/text.h"
 #include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
 
 namespace distca::cli {
 namespace {
 
-/// A first call of less than this is mostly cold caches.
-constexpr double kShortSeconds = 0.05;
-
-/// The best of 3 calls, or of one that is long.
-template <typename Call>
-double seconds_of(Call call) {
-  double best = 0;
-  for (int calls = 0; calls < 3; ++calls) {
-    const Stopwatch watch;
-    call();
-    best = calls == 0 ? watch.seconds() : std::min(best, watch.seconds());
-    if (best >= kShortSeconds) break;
-  }
-  return best;
+std::vector<std::string> violations_of(const Plan& plan, const AttentionProfile* profile) {
+  ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
+  checks.profile = profile;
+  return validate(plan, checks);
 }
 
-int64_t wire_ns(const Plan& plan, const PlanIndex& index) {
-  const AttentionShape& shape = plan.shape;
-  int64_t longest = 0;
-  for (int rank = 0; rank < static_cast<int>(plan.load.size()); ++rank) {
-    int64_t out = 0, in = 0;
-    // A transfer carries Q, K, V one way and O of the same queries the other.
-    const auto add = [&](const PeerTransfer& transfer, int64_t& there, int64_t& back) {
-      const Link& link = plan.cluster.link(rank, transfer.peer);
-      there += transfer_ns(
-          link, 1,
-          transfer.q_tokens * shape.q_token_bytes() + transfer.kv_tokens * shape.kv_token_bytes());
-      if (transfer.q_tokens == 0) return;
-      back += transfer_ns(link, 1, transfer.q_tokens * shape.o_token_bytes());
-    };
-    const RankExchange exchange = index.exchange(rank);
-    for (const PeerTransfer& transfer : exchange.sends) add(transfer, out, in);
-    for (const PeerTransfer& transfer : exchange.receives) add(transfer, in, out);
-    longest = std::max({longest, out, in});
-  }
-  return longest;
-}
-
-void measure_exchange(Planned& planned) {
-  planned.metadata_seconds = seconds_of([&] {
-    const PlanIndex index(planned.plan);
-    for (size_t rank = 0; rank < planned.plan.load.size(); ++rank) {
-      index.exchange(static_cast<int>(rank));
-    }
-  });
-  planned.wire_ns = wire_ns(planned.plan, PlanIndex(planned.plan));
+void check_plan(const Plan& plan, const AttentionProfile* profile) {
+  check_sizes(plan.nano_batch, plan.cluster, plan.shape, ErrorKind::kPlan);
+  const std::string& price = plan.options.price;
+  DISTCA_THROW_IF(profile != nullptr && profile_name(*profile) != price, ErrorKind::kPlan,
+                  "priced by {}, plan.profile is {}: give the one it was made with", price,
+                  profile_name(*profile));
+  const std::vector<std::string> violations = violations_of(plan, profile);
+  DISTCA_THROW_IF(!violations.empty(), ErrorKind::kPlan, "not a valid plan: {}{}",
+                  violations.front(), violations.size() > 1 ? " (and more)" : "");
 }
 
 }  // namespace
 
-Planned checked(Plan plan, std::shared_ptr<const AttentionProfile> profile) {
-  Planned planned{.plan = std::move(plan), .profile = std::move(profile), .plan_seconds = {}};
-  ValidateOptions checks = checks_of(find_scheduler(planned.plan.options.scheduler));
-  checks.profile = planned.profile.get();
-  const std::vector<std::string> violations = validate(planned.plan, checks);
-  DISTCA_CHECK(violations.empty(), "our own plan is invalid: {}", violations.front());
-  measure_exchange(planned);
-  return planned;
-}
-
 Planned make_and_check(const PlanRequest& request) {
-  Plan plan;
-  const double seconds = seconds_of([&] { plan = make_plan(request); });
-  Planned planned = checked(std::move(plan), request.profile);
-  planned.plan_seconds = seconds;
+  Planned planned{.plan = make_plan(request), .profile = request.profile};
+  const std::vector<std::string> violations = violations_of(planned.plan, planned.profile.get());
+  DISTCA_CHECK(violations.empty(), "our own plan is invalid: {}", violations.front());
   return planned;
 }
 
-Planned read_and_check(const std::filesystem::path& path,
-                       std::shared_ptr<const AttentionProfile> profile) {
-  const std::string json = read_file(path, ErrorKind::kPlan);
-  Planned planned{.plan = {}, .profile = std::move(profile), .plan_seconds = {}};
-  ValidateOptions checks;
+std::string plans_to_json(const std::vector<Plan>& plans) {
+  if (plans.size() == 1) return plan_to_json(plans.front());
+  Json list = Json::array();
+  for (const Plan& plan : plans) list.push_back(Json::parse(plan_to_json(plan)));
+  return canonical_json(list);
+}
+
+std::vector<Plan> read_and_check(const std::filesystem::path& path,
+                                 const std::shared_ptr<const AttentionProfile>& profile) {
+  const std::string text = read_file(path, ErrorKind::kPlan);
+  std::vector<Plan> plans;
   try {
-    planned.plan = plan_from_json(json);
-    const Plan& plan = planned.plan;
-    check_sizes(plan.nano_batch, plan.cluster, plan.shape, ErrorKind::kPlan);
-    checks = checks_of(find_scheduler(plan.options.scheduler));
+    const Json json = parse_json(text, "plan", ErrorKind::kPlan);
+    if (json.is_array()) {
+      DISTCA_THROW_IF(json.empty(), ErrorKind::kPlan, "a list without plans");
+      for (const Json& one : json) plans.push_back(plan_from_json(one.dump()));
+    } else {
+      plans.push_back(plan_from_json(text));
+    }
+    for (const Plan& plan : plans) check_plan(plan, profile.get());
   } catch (const Error& error) {
     throw Error(ErrorKind::kPlan, "{}: {}", path.string(), error.what());
   }
-  checks.profile = planned.profile.get();
-  const std::string& price = planned.plan.options.price;
-  DISTCA_THROW_IF(planned.profile && profile_name(*planned.profile) != price, ErrorKind::kPlan,
-                  "{}: priced by {}, --profile is {}: give the one it was made with", path.string(),
-                  price, profile_name(*planned.profile));
-  const std::vector<std::string> violations = validate(planned.plan, checks);
-  DISTCA_THROW_IF(!violations.empty(), ErrorKind::kPlan, "{}: not a valid plan: {}{}",
-                  path.string(), violations.front(), violations.size() > 1 ? " (and more)" : "");
-  measure_exchange(planned);
-  return planned;
+  return plans;
+}
+
+void check_counts(int64_t tokens, int64_t servers, ErrorKind kind) {
+  DISTCA_THROW_IF(tokens > kMostTokens || servers > kMostServers, kind,
+                  "{} tokens on {} servers; at most {} on {}", tokens, servers, kMostTokens,
+                  kMostServers);
+}
+
+void check_sizes(const NanoBatch& nano_batch, const Cluster& cluster, const AttentionShape& shape,
+                 ErrorKind kind) {
+  constexpr int64_t kMostCapacity = 1'000'000'000;
+  const int64_t tokens = nano_batch.num_tokens();
+  check_counts(tokens, cluster.num_servers(), kind);
+  const int64_t capacity = *std::ranges::max_element(cluster.capacity);
+  DISTCA_THROW_IF(capacity > kMostCapacity, kind, "a capacity of {}; at most {}", capacity,
+                  kMostCapacity);
+  const int64_t token_bytes =
+      shape.q_token_bytes() + shape.kv_token_bytes() + shape.o_token_bytes();
+  // All servers together may move a token as often as there are servers; one of them keeps it once.
+  const MemoryPrice& memory = cluster.memory;
+  const double moved = static_cast<double>(token_bytes) * cluster.num_servers();
+  const double kept = static_cast<double>(memory.token_bytes) +
+                      static_cast<double>(memory.kept_query_bytes) +
+                      static_cast<double>(memory.kept_key_bytes);
+  DISTCA_THROW_IF(static_cast<double>(tokens) * std::max(moved, kept) >= 0x1p60, kind,
+                  "{} tokens x {} servers x {} of Q, K, V, O a token are more than can be counted",
+                  tokens, cluster.num_servers(), human_bytes(token_bytes));
 }
 
 }  // namespace distca::cli

@@ -51,7 +51,7 @@ class Project:
         for parent, verb in re.findall(r'(\w+)(?:\.|->)add_subcommand\(\s*"([a-z]+)"', cli):
             self.verbs.setdefault(parent, set()).add(verb)
         self.options = {"--help", "--version", *re.findall(r'"(--[a-z-]+)"', cli)}
-        self.with_value = set(re.findall(r'add_option\(\s*"(--[a-z-]+)"', cli))
+        self.with_value = set(re.findall(r'(?:add_option\(|number\(\*?\w+,)\s*"(--[a-z-]+)"', cli))
         self.keys = set(re.findall(r'[{(]\s*"([a-z]+\.\w+)"', read("distca/config/config_keys.cc")))
         self.sections = {key.split(".")[0] for key in self.keys}
         for name in ("targets", "options", "with_value", "keys"):
@@ -87,15 +87,15 @@ class Project:
                 yield f"distca {verb} {option}: no such option in cli/"
         for key in re.findall(r"(?<=\s)([a-z]\w*\.\w+)=", rest):
             yield from self.key_faults(key)
-        if verb == "train":
-            yield from self.override_faults(rest)
+        if verb in ("train", "plan"):
+            yield from self.override_faults(verb, rest)
 
-    def override_faults(self, rest):
-        """Words of `distca train` that are neither an option, its value nor section.key=value."""
+    def override_faults(self, verb, rest):
+        """Words of `distca train` and `plan` that are neither an option, its value nor section.key=value."""
         words = re.split(r"\s{2,}|\s[>|]", rest.strip())[0].split()  # what follows is an explanation, or the shell's
         for before, word in zip(["", *words], words):
             if before not in self.with_value and re.fullmatch(r"[\w./][\w./-]*", word):
-                yield f"distca train {word}: neither an option nor section.key=value (--config names a file)"
+                yield f"distca {verb} {word}: neither an option nor section.key=value (--config names a file)"
 
     def key_faults(self, key):
         if key not in self.keys:

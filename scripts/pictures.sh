@@ -66,8 +66,9 @@ for pass in forward backward; do
 done
 
 workload=distca/plan/testdata/workloads/pretrain_8x128k_0.json
-$distca plan --workload $workload --scheduler local --json > $work/before.json
-$distca plan --workload $workload --json > $work/after.json
+heads="model.num_attention_heads=4 model.num_key_value_heads=1 model.head_dim=128 model.dtype=bfloat16" # Llama 3 8B, TP 8
+$distca plan --workload $workload $heads plan.scheduler=local --json > $work/before.json
+$distca plan --workload $workload $heads --json > $work/after.json
 $draw load $work/before.json $work/after.json --caption "distca plan for $workload: one nano-batch of 8 x 131,072 tokens. \
 Before: scheduler local, plain packing. After: scheduler balanced, the default, with its own layout." \
   > $out/load.svg

@@ -107,7 +107,7 @@ std::vector<BadInput> bad_data() {
 namespace {
 
 std::vector<BadInput> bad_plan_files() {
-  const std::string plan = "distca plan --plan plan.json";
+  const std::string plan = "distca plan --plan plan.json", plans = "distca plan --plan plans.json";
   return {
       {"distca plan --workload absent.json", "absent.json: cannot be read: No such file"},
       {"distca plan --workload data", "data: cannot be read: not a regular file"},
@@ -123,8 +123,7 @@ std::vector<BadInput> bad_plan_files() {
       {kLengths, "bad.json[0] must be an integer", "echo '[0,-4]' > bad.json"},
       {kLengths, "must be a list of document lengths, not string", "echo '\"many\"' > bad.json"},
       {kLengths, "nothing to train on", "echo '[]' > bad.json"},
-      {"distca plan --lengths lengths.json", "--lengths and --data need --workers N"},
-      {"distca plan --data absent --workers 2", "absent.bin: no such file"},
+      {"distca plan data.prefix=absent --workers 2", "absent.bin: no such file"},
       {"distca plan --plan absent.json", "absent.json: cannot be read"},
       {plan, "byte 501 is not JSON", "truncate -s 500 plan.json"},
       {plan, "plan: not JSON that can be read: number overflow", "echo '[1e400]' > plan.json"},
@@ -136,20 +135,29 @@ std::vector<BadInput> bad_plan_files() {
        "sed -i 's/\"bytes_per_us\":[0-9]*/\"bytes_per_us\":0/' plan.json"},
       {plan, "plan.json: unknown scheduler \"greddy\": must be one of balanced, greedy",
        "sed -i 's/\"scheduler\":\"[a-z]*\"/\"scheduler\":\"greddy\"/' plan.json"},
-      {"distca plan --plan plan.json --profile h200", "plan.json: priced by pairs, --profile is"},
-      {kPlan + "--profile no_such_machine",
+      {plans, "plans.json: a list without plans", "echo '[]' > plans.json"},
+      {plans, "plans.json: plan:", "echo '[{}]' > plans.json"},
+      {plans, "plans.json: not a valid plan",
+       "sed 's/.*/[&,&]/; s/\"q\":\\[0,/\"q\":[1,/' plan.json > plans.json"},
+      {plan + " plan.profile=h200", "plan.json: priced by pairs, plan.profile is"},
+      {kPlan + "plan.profile=no_such_machine",
        "profile no_such_machine: no such file, and the only known name is h200"},
-      {kPlan + "--profile profile.json", "profile.json: forward_ns[3] is 0",
+      {kPlan + "plan.profile=profile.json", "profile.json: forward_ns[3] is 0",
        "sed -i 's/\\(\"forward_ns\": *\\[ *[0-9]*, *[0-9]*, *[0-9]*, *\\)[0-9]*/\\10/' "
        "profile.json"},
-      {kPlan + "--profile profile.json", "profile.json: byte", "truncate -s 100 profile.json"},
-      {kPlan + "--profile profile.json", "is missing", "echo '{}' > profile.json"},
+      {kPlan + "plan.profile=profile.json", "profile.json: byte", "truncate -s 100 profile.json"},
+      {kPlan + "plan.profile=profile.json", "is missing", "echo '{}' > profile.json"},
       {kPlan + "--out data", "data: cannot be written: it is a folder", "", 1},
       {kPlan + "--out /dev/full", "/dev/full: cannot be written: No space left on device", "", 1},
       {kPlan + "--out plan.json/new", "cannot create this folder", "", 1},
       {kPlan + "--out /proc/new.json", "cannot be", "", 1},
-      {"trap '' XFSZ; ulimit -f 8; distca plan --workload $W --out new.json",
+      {"trap '' XFSZ; ulimit -f 2; distca plan --workload $W --out new.json",
        "new.json: cannot be written: File too large", "", 1},
+  };
+}
+
+std::vector<BadInput> bad_traces() {
+  return {
       {"distca trace absent.json", "absent.json: cannot be read"},
       {"distca trace bad.json", "bad.json: byte", "printf '{\"traceEvents\": [' > bad.json"},
       {"distca trace bad.json", "bad.json: not a trace that `distca train --trace` wrote",
@@ -170,81 +178,62 @@ std::vector<BadInput> bad_plan_files() {
 std::vector<BadInput> bad_plan_options() {
   return {
       {"distca plan",
-       "give one of --workload FILE, --lengths FILE, --data PREFIX, --plan FILE, not 0"},
-      {kPlan + "--lengths lengths.json", "--plan FILE, not 2"},
-      {kPlan + "--scheduler gredy", "unknown scheduler \"gredy\": must be one of"},
-      {kPlan + "--scheduler gredy", "; did you mean greedy?"},
-      {kPlan + "--layout diagonal", "unknown layout \"diagonal\": must be one of"},
-      {kPlan + "--scheduler greedy --split-kv", "scheduler greedy knows no split-KV"},
-      {kPlan + "--scheduler greedy --spread", "scheduler greedy knows no"},
-      {kPlan + "--scheduler wlb --layout sequential", "scheduler wlb has a layout of its own, wlb"},
-      {kPlan + "--layout wlb --scheduler greedy",
+       "no documents to plan: give data.prefix=PREFIX, --lengths FILE or --workload"},
+      {"distca plan workload.json", "workload.json: an override is section.key=value"},
+      {kPlan + "--lengths lengths.json", "--lengths"},
+      {kPlan + "--heads 4",
+       "unknown option --heads; settings are words KEY=VALUE, which distca train --print-config"},
+      {kPlan + "--step 2", "--step"},
+      {kPlan + "--plan plan.json", "--plan"},
+      {"distca plan --plan plan.json batch.seed=2",
+       "--plan takes no batch.seed=2: the plan says it"},
+      {"distca plan --plan plan.json --config c.toml", "--config", ": > c.toml"},
+      {"distca plan --plan plan.json --program 0", "--program"},
+      {"distca plan --lengths lengths.json --step 101",
+       "--step 101: the run has train.steps = 100"},
+      {kPlan + "train.steps=0", "--step 1: the run has train.steps = 0"},
+      {kPlan + "plan.scheduler=gredy", "plan.scheduler"},
+      {kPlan + "plan.layout=diagonal", "plan.layout"},
+      {kPlan + "plan.scheduler=greedy plan.split_kv=true", "scheduler greedy knows no split-KV"},
+      {kPlan + "plan.scheduler=greedy plan.spread=true", "scheduler greedy knows no"},
+      {kPlan + "plan.scheduler=wlb plan.layout=sequential",
+       "scheduler wlb has a layout of its own, wlb"},
+      {kPlan + "plan.layout=wlb plan.scheduler=greedy",
        "layout wlb gives workers uneven tokens, which scheduler greedy does not allow"},
-      {kPlan + "--window -5", "--window"},
-      {kPlan + "--window 1000000000000", "--window"},
-      {kPlan + "--capacity 1,2,3,a", "--capacity"},
-      {kPlan + "--capacity 1", "1 capacities for 2 workers"},
-      {kPlan + "--capacity 0,0", "capacities add up to 0"},
-      {kPlan + "--capacity 1,-1", "--capacity"},
-      {kLarge + "--capacity 0,1,1,1,1,1,1,1 --max-receive-bytes 1",
-       "server 0 has capacity 0, scheduler balanced would give it"},
-      {kPlan + "--between-gbytes nan", "--between-gbytes: nan is not a number in 0.001 .. 1e+06"},
-      {kPlan + "--inside-gbytes 1e300", "--inside-gbytes: 1e300 is not a number in"},
-      {kPlan + "--validation-fraction nan", "--validation-fraction: nan is not a number"},
-      {kPlan + "--tolerance nan", "nan is not a number in 0 .. 10"},
-      {kPlan + "--heads 3 --kv-heads 2", "--heads 3 is not divisible by --kv-heads 2"},
-      {kPlan + "--kv-heads 2 --tensor-parallel 8",
-       "--kv-heads 2 is not divisible by --tensor-parallel 8"},
-      {kPlan + "--dtype int8", "--dtype"},
-      {kPlan + "--hidden-size 4096", "--hidden-size and --intermediate-size go together"},
-      {kPlan + "--max-tokens-per-worker 100",
+      {kPlan + "servers.capacity=1,2,3,a", "servers.capacity = 1,2,3,a: whole numbers"},
+      {kPlan + "servers.capacity=1", "servers.capacity = 1: 1 numbers for 2 servers"},
+      {kPlan + "servers.capacity=0,0", "capacities add up to 0"},
+      {kPlan + "servers.capacity=1,2000000000", "a capacity of 2000000000; at most 1000000000"},
+      {kPlan + "--workers 65536 servers.dedicated=1", "512 tokens on 65537 servers; at most"},
+      {kPlan + "plan.tolerance=nan", "plan.tolerance"},
+      {kPlan + "model.num_attention_heads=3", "is not divisible by model.num_key_value_heads = 2"},
+      {kPlan + "plan.max_tokens_per_worker=100",
        "512 tokens do not fit 2 workers of at most 100 tokens"},
-      {kLarge + "--max-send-bytes 1000", "bytes, max_send_bytes is 1000"},
-      {kLarge + "--max-receive-bytes 1000", "bytes, max_receive_bytes is 1000"},
-      {kLarge + "--max-memory-bytes 1000", "bytes, max_memory_bytes is 1000"},
-      {kPlan + "--compare --layout sequential",
-       "--compare takes no --layout: it shows all of them"},
-      {kPlan + "--compare --scheduler greedy", "--compare takes no --scheduler"},
-      {kPlan + "--compare --spread", "--compare takes no --spread"},
-      {kPlan + "--compare --split-kv", "--compare takes no --split-kv"},
-      {kPlan + "--compare --out new.json",
-       "--compare makes many plans: it takes no --plan and no --out"},
-      {"distca plan --plan plan.json --seed 2", "--plan takes no --seed: the plan says it"},
+      {kLarge + "plan.max_memory_gib=0.001", "plan.max_memory_gib = 0.001"},
+      {"distca plan --lengths lengths.json --workers 65536 batch.nano_batch_tokens=1073741824 "
+       "model.num_attention_heads=16384 model.head_dim=1024",
+       "are more than can be counted"},
+      {kPlan + "--compare --out new.json", "--out"},
+      {kPlan + "--json --summary-json", "--summary-json"},
+      {kPlan + "--program 0 --json", "--json"},
+      {kPlan + "--program 0 --compare", "--compare"},
+      {kPlan + "--program 2", "--program 2: the run has ranks 0 to 1"},
+      {kPlan + "--program -1", "--program"},
+      {kPlan + "--program", "--program"},
+      {kLarge + "--program 0 model.num_hidden_layers=16384 batch.nano_batches=8",
+       "--program checks the programs of all 8 ranks"},
   };
 }
 
-std::vector<BadInput> bad_program_options() {
+std::vector<BadInput> bad_pipeline_plans() {
+  const std::string two = "parallel.pipeline_model_parallel_size=2 ";
   return {
-      {kPlan + "--program --json",
-       "--program prints operations: it takes no --compare, --json, --summary-json, --out"},
-      {kPlan + "--rank 1", "--rank says which program is shown: give --program, too"},
-      {kPlan + "--redispatch", "--redispatch says which program is shown"},
-      {kPlan + "--nano-batches 3", "--nano-batches says which program is shown"},
-      {kPlan + "--program --rank 9", "--rank 9: the plan has ranks 0 to 1"},
-      {kPlan + "--program --layers 0", "--program needs --layers of 1 or more"},
-      {kPlan + "--program --overlap pong", "--overlap"},
-      {kPlan + "--pipeline 2", "--pipeline says which program is shown: give --program, too"},
-      {kPlan + "--program --micro-batches 2", "--micro-batches is of a pipeline: give --pipeline"},
-      {kPlan + "--program --fill-ticks spread", "--fill-ticks is of a pipeline: give --pipeline"},
-      {kPlan + "--program --pipeline 2 --layers 2 --nano-batches 2",
-       "--pipeline takes no --nano-batches: the ticks decide it"},
-      {kPlan + "--program --pipeline 2 --layers 2 --redispatch",
-       "--pipeline takes no --redispatch"},
-      {kPlan + "--program --pipeline 2 --layers 2 --capacity 1,1",
-       "--pipeline takes no --capacity"},
-      {kPlan + "--program --pipeline 4 --layers 3",
-       "--pipeline 4 needs --layers of 4 or more: every stage has one"},
-      {kPlan + "--workers 4 --program --pipeline 3 --layers 4",
-       "--workers 4 cannot be divided over --pipeline 3 stages"},
-      {kPlan + "--program --pipeline 2 --layers 2 --rank 9",
-       "--rank 9: the pipeline has ranks 0 to 3"},
-      {kLarge + "--program --layers 65536 --nano-batches 64", "--program checks the"},
-      {kLarge + "--program --layers 65536 --pipeline 2", "fewer --layers or --micro-batches"},
-      {kPlan + "--tolerance auto --program",
-       "--tolerance auto makes many plans and shows what it weighed: give --program a number"},
-      {kPlan + "--tolerance auto --compare", "give --compare a number"},
-      {"distca plan --lengths lengths.json --workers 65536 --tokens-per-worker 1073741824",
-       "is a nano-batch of"},
+      {kPlan + two + "--json", "a pipeline plans ticks: leave them out"},
+      {kPlan + two + "--out new.json", "a pipeline plans ticks: leave them out"},
+      {kPlan + two + "--compare", "a pipeline plans ticks: leave them out"},
+      {kPlan + two + "--workers 3", "3 workers cannot be divided over the stages"},
+      {kPlan + two + "model.num_hidden_layers=1", "every stage needs one"},
+      {kPlan + two + "--program 4", "--program 4: the run has ranks 0 to 3"},
   };
 }
 
@@ -252,12 +241,13 @@ std::vector<BadInput> bad_program_options() {
 
 std::vector<BadInput> bad_plans() {
   std::vector<BadInput> rows = bad_plan_files();
-  for (BadInput& row : bad_plan_options()) rows.push_back(std::move(row));
-  for (BadInput& row : bad_program_options()) rows.push_back(std::move(row));
+  for (const auto& table : {bad_traces, bad_plan_options, bad_pipeline_plans}) {
+    for (BadInput& row : table()) rows.push_back(std::move(row));
+  }
   for (const std::string& command :
        {std::string("distca data show data/text"), std::string("distca data show data/text --json"),
         std::string("distca --help"), std::string("distca --version"), kPlan, kPlan + "--json",
-        kPlan + "--summary-json", kLarge + "--program"})
+        kPlan + "--summary-json", kLarge + "--program 0"})
     rows.push_back({command + " > /dev/full", "stdout: No space left on device", "", 1});
   return rows;
 }

@@ -45,22 +45,19 @@ TEST_F(BlendTest, every_number_of_workers_trains_the_same_model) {
 
 TEST_F(BlendTest, a_plan_of_a_blend_is_of_the_first_documents_of_its_training) {
   const std::string shares = blend("0.6", "0.4");
-  const auto before = [](const Words& words) {
-    const Json json = Json::parse(succeed(joined(words, {"--workers", "2", "--summary-json"})).out);
-    const Json& plan = json.contains("nano_batches") ? json.at("nano_batches")[0] : json;
-    return plan.at("max_over_mean_before").get<double>();
+  const Words more = {"batch.nano_batch_tokens=4096", "batch.max_document_tokens=2048",
+                      "batch.seed=3", "--workers", "2"};
+  const auto before = [&](const std::string& data) {
+    Words words = arguments(joined(more, {data}));
+    words[0] = "plan";
+    return Json::parse(succeed(joined(words, {"--summary-json"})).out)
+        .at("imbalance_before")
+        .get<double>();
   };
-  write_file_atomically(folder_ / "c.toml",
-                        "[batch]\nnano_batch_tokens = 4096\nmax_document_tokens = 2048\nseed = 3\n"
-                        "[data]\nvalidation_fraction = 0.2\n");
-  const auto of_data = [&](const std::string& prefix) {
-    return before({"plan", "--data", prefix, "--nano-batch-tokens", "4096", "--max-document-tokens",
-                   "2048", "--seed", "3", "--validation-fraction", "0.2"});
-  };
-  const double of_training = before({"plan", "--config", folder_ / "c.toml", shares});
-  EXPECT_GT(of_training, 1.01);
-  EXPECT_EQ(of_data(shares.substr(shares.find('=') + 1)), of_training);
-  EXPECT_NE(of_data(prefix_.string()), of_training);
+  train("run", joined(more, {shares}));
+  EXPECT_GT(before(shares), 1.01);
+  EXPECT_EQ(before(shares), metrics("run").at(0).at("imbalance_before"));
+  EXPECT_NE(before("data.prefix=" + prefix_.string()), before(shares));
 }
 
 TEST_F(BlendTest, a_run_goes_on_within_a_blend_bit_for_bit) {

@@ -268,7 +268,8 @@ TEST_F(TerminalTest, a_reader_of_a_short_command_that_goes_away_ends_it_in_silen
   Pipe pipe;
   pipe.out = FileDescriptor();
   std::signal(SIGPIPE, SIG_DFL);  // whatever who started us made of it
-  Program plan({"plan", "--data", prefix_, "--workers", "2"}, {}, {.out = pipe.in.get()});
+  Program plan({"plan", "data.prefix=" + prefix_.string(), "--workers", "2"}, {},
+               {.out = pipe.in.get()});
   pipe.in = FileDescriptor();
   const Outcome outcome = plan.wait();
   EXPECT_EQ(outcome.exit_code, 128 + SIGPIPE);

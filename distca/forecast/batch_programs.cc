@@ -1,10 +1,22 @@
 #include "distca/forecast/batch_programs.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "distca/forecast/step_program.h"
+#include "distca/program/validate/validate.h"
 
 namespace distca {
+namespace {
+
+/// Buckets of gradients in programs that are checked together. Up to 16 workers they are all that
+/// there are. Order and waits of a bucket's operations do not depend on how many there are.
+int64_t most_buckets_together(int64_t num_workers) {
+  constexpr int64_t kMostMessages = int64_t{1} << 20;
+  return std::clamp<int64_t>(kMostMessages / (num_workers * num_workers), 2, kMostBuckets);
+}
+
+}  // namespace
 
 BatchPrograms::BatchPrograms(const Config& config, const BatchPlans& plans,
                              ProgramRequest::Kind kind, int num_workers)
@@ -36,6 +48,13 @@ Program BatchPrograms::of(int rank, std::shared_ptr<const GradientExchange> grad
 Program BatchPrograms::of(int rank, int64_t most_buckets) const {
   const bool sums = kind_ == ProgramRequest::Kind::kTrain;
   return of(rank, sums ? rank_gradients(config_, run_, rank, most_buckets) : nullptr);
+}
+
+std::vector<std::string> BatchPrograms::violations() const {
+  const int64_t most_buckets = most_buckets_together(run_.grid.num_workers());
+  std::vector<Program> all;
+  for (int rank = 0; rank < run_.grid.num_ranks(); ++rank) all.push_back(of(rank, most_buckets));
+  return validate(all);
 }
 
 int64_t bytes_between_nodes(const Program& program, int rank, int64_t ranks_per_node) {

@@ -7,6 +7,7 @@
 // Any thread may call the methods.
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "distca/config/config.h"
@@ -31,6 +32,9 @@ class BatchPrograms {
   /// The program of a rank with an exchange of gradients that is made here, of at most so many
   /// buckets, if the rank has one.
   Program of(int rank, int64_t most_buckets = kMostBuckets) const;
+  /// Checks the programs of all ranks together, with so few buckets of gradients that the messages
+  /// of all pairs of workers take little memory. Returns one line for each fault.
+  std::vector<std::string> violations() const;
 
  private:
   const Config& config_;

@@ -14,6 +14,8 @@
 #include "distca/cost/task_price.h"
 #include "distca/forecast/plan_pipeline.h"
 #include "distca/plan/choose_tolerance.h"
+#include "distca/plan/scheduler.h"
+#include "distca/plan/validate.h"
 #include "distca/program/overlap.h"
 
 namespace distca {
@@ -266,6 +268,27 @@ BatchPlans check_batches_fit(const Config& config, BatchStream stream, int num_w
     }
   }
   return first;
+}
+
+namespace {
+
+ValidateOptions checks_for(const Config& config, const std::string& scheduler) {
+  ValidateOptions checks = checks_of(find_scheduler(scheduler));
+  checks.profile = config.attention_profile.get();
+  return checks;
+}
+
+}  // namespace
+
+void check_plans(const Config& config, const BatchPlans& plans) {
+  std::vector<std::string> violations;
+  if (plans.pipeline)
+    violations = plans.pipeline->violations(checks_for(config, config.plan.scheduler));
+  for (const Plan& plan : plans.plans) {  // plan.tolerance = auto may have chosen other schedulers
+    if (violations.empty()) violations = validate(plan, checks_for(config, plan.options.scheduler));
+  }
+  DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", config.plan.scheduler,
+               violations[0]);
 }
 
 uint64_t plans_hash(const BatchPlans& plans) {

@@ -55,6 +55,9 @@ struct BatchPlans {
 /// The hash of a batch's plans. Equal plans have equal hashes on every machine.
 uint64_t plans_hash(const BatchPlans& plans);
 
+/// Validates the plans of a batch. One that is wrong is a fault of ours, and a CHECK.
+void check_plans(const Config& config, const BatchPlans& plans);
+
 /// Plans all nano-batches of a batch. Where layers have several windows, the plan for the first one
 /// makes the layout, and those for the others take it. With plan.tolerance = auto, choose_tolerance
 /// chooses. With exchange.keys = auto, keys are kept if every rank's memory stays within

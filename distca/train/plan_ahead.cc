@@ -1,6 +1,5 @@
 #include "distca/train/plan_ahead.h"
 
-#include <algorithm>
 #include <system_error>
 
 #include "distca/base/clock.h"
@@ -8,29 +7,10 @@
 #include "distca/forecast/batch_programs.h"
 #include "distca/forecast/plan_figures.h"
 #include "distca/plan/plain_packing.h"
-#include "distca/plan/scheduler.h"
-#include "distca/plan/validate.h"
 #include "distca/program/validate/validate.h"
 
 namespace distca {
 namespace {
-
-ValidateOptions checks_for(const Config& config, const std::string& scheduler) {
-  ValidateOptions checks = checks_of(find_scheduler(scheduler));
-  checks.profile = config.attention_profile.get();
-  return checks;
-}
-
-void check_plans(const Config& config, const BatchPlans& plans) {
-  std::vector<std::string> violations;
-  if (plans.pipeline)
-    violations = plans.pipeline->violations(checks_for(config, config.plan.scheduler));
-  for (const Plan& plan : plans.plans) {  // plan.tolerance = auto may have chosen other schedulers
-    if (violations.empty()) violations = validate(plan, checks_for(config, plan.options.scheduler));
-  }
-  DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", config.plan.scheduler,
-               violations[0]);
-}
 
 /// The tokens of a worker, by nano-batch.
 std::vector<LocalTokens> tokens_of(const Config& config, const DataBlend& data, const Batch& batch,
@@ -47,14 +27,6 @@ std::vector<LocalTokens> tokens_of(const Config& config, const DataBlend& data, 
   return tokens;
 }
 
-/// Buckets of gradients in the programs of all ranks, where they are checked together: so few that
-/// the messages of all pairs of workers take little memory. Up to 16 workers they are all that
-/// there are. Order and waits of a bucket's operations do not depend on how many there are.
-int64_t most_buckets_together(int64_t num_workers) {
-  constexpr int64_t kMostMessages = int64_t{1} << 20;
-  return std::clamp<int64_t>(kMostMessages / (num_workers * num_workers), 2, kMostBuckets);
-}
-
 /// This rank's program, checked; `validate_s`: what that took.
 Program checked_program(const Config& config, const BatchPlans& plans, const StepBatch& batch,
                         int rank, int num_workers,
@@ -65,10 +37,7 @@ Program checked_program(const Config& config, const BatchPlans& plans, const Ste
   Program program = sums ? programs.of(rank, gradients) : programs.of(rank);
   const Stopwatch watch;
   std::vector<std::string> violations = validate(program);
-  std::vector<Program> all;
-  for (int other = 0; batch.checks_all_ranks && other < num_ranks(config, num_workers); ++other)
-    all.push_back(programs.of(other, most_buckets_together(num_workers)));
-  if (violations.empty() && batch.checks_all_ranks) violations = validate(all);
+  if (violations.empty() && batch.checks_all_ranks) violations = programs.violations();
   DISTCA_CHECK(violations.empty(), "a wrong program was made: {}", violations[0]);
   *validate_s = watch.seconds();
   return program;

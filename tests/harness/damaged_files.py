@@ -41,7 +41,7 @@ READERS = (
     (2, "model/tok*", (GENERATE.format("model"), "init --hf-config model --out made", f"{JSONL} --tokenizer model")),
     (2, "lines.jsonl", (f"{JSONL} --tokenizer model",)),
     (1, "text_1/0*", ("data prepare --text text_1 --out made/set",)),
-    (2, "data/set_1.*", ("data show data/set_1 --json", "plan --data data/set_1 --workers 2 --nano-batch-tokens 256",
+    (2, "data/set_1.*", ("data show data/set_1 --json", "plan data.prefix=data/set_1 --workers 2 batch.nano_batch_tokens=256",
                          (*TRAIN, *SHAPE, *FRESH, "data.prefix=data/set_1"))),
     (2, "data/tokens.*", ("data show data/tokens", (*TRAIN, *SHAPE, *FRESH))),
     (1, "data/tokens.tokenizer/*", ("data show data/tokens", (*TRAIN, *SHAPE, *FRESH))),

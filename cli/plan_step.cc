@@ -1,0 +1,196 @@
+#include "cli/plan_step.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "cli/options.h"
+#include "cli/plan_report.h"
+#include "cli/planned.h"
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+#include "distca/base/file.h"
+#include "distca/base/text.h"
+#include "distca/config/config.h"
+#include "distca/config/run_grid.h"
+#include "distca/forecast/plan_figures.h"
+#include "distca/forecast/plan_request.h"
+#include "distca/forecast/planned_ahead.h"
+#include "distca/plan/choose_tolerance.h"
+#include "distca/plan/plan_batch_input.h"
+#include "distca/program/overlap.h"
+
+namespace distca::cli {
+namespace {
+
+/// The documents of a step, and how many workers plan them.
+struct Step {
+  Batch batch;
+  int workers = 1;
+  std::string notes;  // lines that say what the plans do not show of the run
+};
+
+/// "", or a line that says that a step has documents more than once.
+std::string repetition(const Config& config, const std::string& data, const BatchStream& batches) {
+  const int64_t tokens = config.batch.nano_batches * config.batch.nano_batch_tokens;
+  int64_t present = 0;
+  for (int64_t set = 0; set < batches.num_sets(); ++set) present += batches.epoch_tokens(set);
+  if (present >= tokens) return "";
+  return fmt::format(
+      "{} has {} tokens to train on, and a step takes {}: it has each document {:.1f} times\n",
+      data, with_thousands(present), with_thousands(tokens),
+      static_cast<double>(tokens) / static_cast<double>(present));
+}
+
+Step step_of(const Config& config, const PlanArguments& asked) {
+  Step step;
+  if (!asked.workload.empty()) {
+    const Workload workload = read_workload(asked.workload);
+    // Plans need no more than lengths, so no source says where tokens are from.
+    step.batch.assign(config.batch.nano_batches,
+                      {.nano_batch = workload.nano_batch, .sources = {}});
+    step.workers = workload.ranks * static_cast<int>(config.parallel.pipeline_model_parallel_size);
+  } else {
+    DISTCA_THROW_IF(asked.lengths.empty() && config.data.prefix.empty(), ErrorKind::kUsage,
+                    "no documents to plan: give data.prefix=PREFIX, --lengths FILE or --workload "
+                    "FILE, or --plan FILE to check a plan");
+    BatchStream batches = checked_batches(config, asked.lengths);
+    step.notes = repetition(
+        config, asked.lengths.empty() ? config.data.prefix : asked.lengths.string(), batches);
+    batches.seek(asked.step - 1);
+    step.batch = batches.next();
+  }
+  if (asked.workers > 0) step.workers = asked.workers;
+  if (measures_speeds(config)) {
+    step.notes +=
+        "train.deterministic is false: a run plans with the speeds that it measures, and these "
+        "plans rest on none\n";
+  }
+  return step;
+}
+
+/// Throws Error(kUsage) if there are more servers or bytes than can be planned.
+void check_sizes_of(const Config& config, const Step& step) {
+  for (const NanoBatchSource& source : step.batch) {
+    check_counts(source.nano_batch.num_tokens(), num_ranks(config, step.workers),
+                 ErrorKind::kUsage);
+    const PlanRequest request = plan_request(config, source.nano_batch, step.workers);
+    check_sizes(request.nano_batch, request.cluster, request.shape, ErrorKind::kUsage);
+  }
+}
+
+/// The plans that plan.tolerance = auto weighed for a nano-batch.
+Json weighed_of(const Config& config, const NanoBatch& nano_batch, const Step& step,
+                bool redispatched) {
+  return weighed_json(choose_tolerance(plan_request(config, nano_batch, step.workers),
+                                       layer_time_options(config, step.workers, {}, redispatched)));
+}
+
+Json figures_json(const Config& config, const Step& step, const BatchPlans& plans,
+                  const PlanFigures& figures) {
+  Json list = Json::array();
+  const std::vector<int64_t> layers = config.model.num_layers_of_windows();
+  for (size_t i = 0; i < plans.plans.size(); ++i) {
+    Json plan = summary_json({plans.plans[i], config.attention_profile});
+    if (layers.size() > 1) plan["layers"] = layers[i % layers.size()];
+    if (config.plan.tolerance.is_auto())
+      plan["weighed"] = weighed_of(config, step.batch[i].nano_batch, step, plans.redispatched);
+    list.push_back(std::move(plan));
+  }
+  return {{"plan_hash", fmt::format("{:016x}", figures.hash)},
+          {"plan_us", std::llround(figures.plan_s * 1e6)},
+          {"tokens", figures.tokens},
+          {"imbalance_before", figures.imbalance_before},
+          {"imbalance_after", figures.imbalance_after},
+          {"nano_batches", std::move(list)}};
+}
+
+void print_tables(const Config& config, const BatchPlans& plans) {
+  const std::vector<int64_t> windows = config.model.windows(),
+                             layers = config.model.num_layers_of_windows();
+  for (size_t i = 0; i < plans.plans.size(); ++i) {
+    const size_t nano = i / plans.num_windows, window = i % plans.num_windows;
+    const std::string sees =
+        windows[window] == 0 ? "all keys" : with_thousands(windows[window]) + " tokens";
+    fmt::print("\nNano-batch {} of {}{}\n", nano + 1, plans.num_nano_batches(),
+               windows.size() == 1
+                   ? ""
+                   : fmt::format(", {} layer{} in which a query sees {}", layers[window],
+                                 layers[window] == 1 ? "" : "s", sees));
+    print_report({plans.plans[i], config.attention_profile});
+  }
+  if (plans.pipeline && plans.pipeline->ticks_plan() != nullptr) {
+    fmt::print("\n");
+    print_ticks(*plans.pipeline, overlap_name(config.train.overlap));
+  }
+}
+
+void print_for_people(const Config& config, const PlanArguments& asked, const Step& step,
+                      const BatchPlans& plans, const PlanFigures& figures) {
+  fmt::print(
+      "Step {} of {}: {} nano-batch{} of {} tokens on {}\n"
+      "plan hash {:016x}, as plan_hash in metrics.jsonl\n"
+      "max/mean of core attention {:.3f} before balancing, {:.3f} after\n{}",
+      asked.step, config.train.steps, step.batch.size(), step.batch.size() == 1 ? "" : "es",
+      with_thousands(step.batch.front().nano_batch.num_tokens()),
+      run_grid(config, step.workers).words(), figures.hash, figures.imbalance_before,
+      figures.imbalance_after, step.notes);
+  print_tables(config, plans);
+}
+
+}  // namespace
+
+void print_step(const PlanArguments& asked) {
+  const Config config = load_config(asked.config, asked.overrides);
+  say_notes(config.notes);
+  DISTCA_THROW_IF(asked.step > config.train.steps, ErrorKind::kUsage,
+                  "--step {}: the run has train.steps = {}", asked.step, config.train.steps);
+  const Step step = step_of(config, asked);
+  const bool is_pipeline = run_grid(config, step.workers).is_pipeline();
+  DISTCA_THROW_IF(is_pipeline && (asked.compare || asked.json || !asked.out.empty()),
+                  ErrorKind::kUsage,
+                  "--compare, --json and --out are about plans of nano-batches, and a pipeline "
+                  "plans ticks: leave them out");
+  check_sizes_of(config, step);
+  if (asked.compare) {
+    const bool as_json = asked.json || asked.summary_json;
+    if (!as_json) fmt::print("Nano-batch 1 of step {}\n{}", asked.step, step.notes);
+    return print_comparison(plan_request(config, step.batch.front().nano_batch, step.workers),
+                            as_json);
+  }
+  const Stopwatch watch;
+  const BatchPlans plans = plan_later_batch(config, step.batch, step.workers);
+  PlanFigures figures{.plan_s = watch.seconds()};
+  figures.hash = plans_hash(plans);
+  check_plans(config, plans);
+  if (asked.program) return print_program_of(config, plans, step.workers, *asked.program);
+  std::vector<RankSample> work;
+  add_plan_figures(config, step.batch, plans, step.workers, &figures, &work);
+  if (!asked.out.empty()) write_file_atomically(asked.out, plans_to_json(plans.plans));
+  if (asked.json) return fmt::print("{}", plans_to_json(plans.plans));
+  if (!asked.summary_json) return print_for_people(config, asked, step, plans, figures);
+  Json json = figures_json(config, step, plans, figures);
+  json["step"] = asked.step;
+  fmt::print("{}", canonical_json(json));
+}
+
+void print_plan_file(const PlanArguments& asked) {
+  for (const std::string& word : asked.overrides) {
+    DISTCA_THROW_IF(!word.starts_with("plan.profile="), ErrorKind::kUsage,
+                    "--plan takes no {}: the plan says it", word);
+  }
+  const auto profile = load_config({}, asked.overrides).attention_profile;
+  const std::vector<Plan> plans = read_and_check(asked.plan, profile);
+  if (!asked.out.empty()) write_file_atomically(asked.out, plans_to_json(plans));
+  if (asked.json) return fmt::print("{}", plans_to_json(plans));
+  Json list = Json::array();
+  for (size_t i = 0; i < plans.size(); ++i) {
+    list.push_back(summary_json({plans[i], profile}));
+    if (asked.summary_json) continue;
+    if (plans.size() > 1) fmt::print("{}Plan {} of {}\n", i > 0 ? "\n" : "", i + 1, plans.size());
+    print_report({plans[i], profile});
+  }
+  if (asked.summary_json) fmt::print("{}", canonical_json({{"nano_batches", std::move(list)}}));
+}
+
+}  // namespace distca::cli
