@@ -15,6 +15,13 @@ namespace distca {
 namespace {
 constexpr double kAnySeed = 0x1p62;
 
+/// The reason of a key, and what each of its words stands for.
+template <typename Entries>
+std::string with_summaries(std::string reason, const Entries& table) {
+  for (const auto& entry : table) reason += fmt::format("; {} = {}", entry.name, entry.summary);
+  return reason;
+}
+
 /// A key that names an entry of a table, or one of `others`.
 template <typename Entries>
 ConfigKey name(std::string key, std::string* value, OnResume on_resume, std::string reason,
@@ -23,7 +30,7 @@ ConfigKey name(std::string key, std::string* value, OnResume on_resume, std::str
   return {.name = std::move(key),
           .value = value,
           .on_resume = on_resume,
-          .reason = std::move(reason),
+          .reason = with_summaries(std::move(reason), table),
           .choices = std::move(others)};
 }
 
@@ -151,8 +158,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
       name("plan.layout", &c.plan.layout, kBits,
            "which token ranges live on which worker; \"\": the scheduler's own choice", {""},
            layouts()),
-      name("plan.scheduler", &c.plan.scheduler, kBits,
-           "who computes which attention: local = where the queries live", {}, schedulers()),
+      name("plan.scheduler", &c.plan.scheduler, kBits, "who computes which attention", {},
+           schedulers()),
       {"plan.tolerance", &c.plan.tolerance, kBits, "share",
        "how far the busiest server may be above its share; -1: the scheduler's own; auto: weighed "
        "against bytes that would not hide, down to doing nothing",
@@ -175,8 +182,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
        0},
       choice(
           "plan.fill_ticks", &c.plan.fill_ticks, kBits,
-          "of a pipeline, ticks in which a stage has no micro-batch: exact = as all others, with "
-          "the same bits; split-kv and spread send less at a time",
+          with_summaries("how a pipeline's ticks in which a stage has no micro-batch are planned",
+                         kFillTicks),
           words_of(kFillTicks, &FillTicksName::fill_ticks)),
       choice("attention.kernel", &c.attention.kernel, kBits,
              "cpu: our own, on CPU, float32 and bfloat16, head_dim up to 256; aten: PyTorch's; "
@@ -247,7 +254,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
        0, 1e6},
       {"train.steps", &c.train.steps, kTrain, "steps", "optimizer steps", 0},
       choice("train.overlap", &c.train.overlap, kBits,
-             "order of a step's operations: what exchanges run under",
+             with_summaries("order of a step's operations: what exchanges run under", kOverlaps),
              words_of(kOverlaps, &OverlapName::overlap)),
       {"train.seed", &c.train.seed, kFixed, "", "initial weights", 0, kAnySeed},
       {"train.validation_every", &c.train.validation_every, kFree, "steps",

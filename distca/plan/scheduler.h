@@ -22,7 +22,7 @@ using ScheduleFunction = std::vector<Task> (*)(const PlanRequest& request, const
 
 struct LayoutEntry {
   std::string_view name;
-  std::string_view summary;  // one line, for --help
+  std::string_view summary;  // one line, for --print-config
   LayoutFunction make;
   /// False if workers may hold uneven numbers of tokens. Only a scheduler without even_tokens takes
   /// such a layout.
@@ -30,7 +30,7 @@ struct LayoutEntry {
 };
 struct SchedulerEntry {
   std::string_view name;
-  std::string_view summary;  // one line, for --help
+  std::string_view summary;  // one line, for --print-config
   ScheduleFunction schedule;
   std::string_view layout;         // for a request that names none
   int64_t tolerance_ppm = 50'000;  // for a request that names none

@@ -50,7 +50,7 @@ enum class Overlap {
 };
 struct OverlapName {
   std::string_view name;
-  std::string_view summary;  // one line, for --help
+  std::string_view summary;  // one line, for --print-config
   Overlap overlap;
 };
 inline constexpr std::array<OverlapName, 3> kOverlaps{{

@@ -43,7 +43,7 @@ enum class FillTicks : uint8_t {
 };
 struct FillTicksName {
   std::string_view name;
-  std::string_view summary;  // one line, for --help
+  std::string_view summary;  // one line, for --print-config
   FillTicks fill_ticks;
 };
 inline constexpr std::array<FillTicksName, 3> kFillTicks{{
