@@ -109,7 +109,7 @@ def contest(stage, words, tokens, order=None):
         return timed(lines)
 
     def rival():
-        text = stage.run(f"plain PyTorch, {words}", limit_s, [stage.options.python, "bench/gpu_rival.py", json.dumps(task)])
+        text = stage.run(f"plain PyTorch, {words}", limit_s, [stage.options.python, "bench/rival.py", "gpu", json.dumps(task)])
         return timed([json.loads(line) for line in text.splitlines() if line.startswith("{")])
 
     turns = {"ours": ours, "rival": rival, "deterministic": lambda: ours(deterministic=True)}

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bench/main.h"
+#include "bench/rival.h"
 #include "bench/training_contest.h"
 #include "bench/worker_ranks.h"
 #include "distca/base/error.h"
@@ -38,8 +39,7 @@ struct Arguments {
   ContestOptions contest{
       .model = small_llama(),
       .shape = {.nano_batch_tokens = 8192, .nano_batches = 2, .workers = kWorkers},
-      .python = DISTCA_PYTHON,
-      .script = DISTCA_DDP_RIVAL};
+      .python = kPython};
   std::string data = "data/stdlib";
   std::string lengths = DISTCA_LENGTHS;  // in the source folder
   std::string profile = "pairs";

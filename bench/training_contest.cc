@@ -2,14 +2,15 @@
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <stdlib.h>
 
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <optional>
 
-#include "bench/ddp_rival.h"
 #include "bench/main.h"
+#include "bench/rival.h"
 #include "distca/base/error.h"
 #include "distca/base/statistics.h"
 #include "distca/comm/collectives.h"
@@ -25,6 +26,7 @@ constexpr int kChoiceRounds = 2;
 constexpr double kPeakSeconds = 0.3;
 constexpr int64_t kFixedTolerancePpm = 20'000;
 constexpr size_t kSpeedBatches = 5;  // at least what SpeedMeter needs
+constexpr double kDdpTimeout = 120;  // seconds of one wait
 
 // Arms, in this order, then the rivals in the order of kRivals.
 enum Who : size_t { kOurs, kOursAgain, kEqualDocuments, kFirstRival };
@@ -132,8 +134,7 @@ class Contest {
                             .step = {.overlap = Overlap::kNone},
                             .profile = options.profile})) {
     const std::vector<int> cores = all_gather(comm, sched_getcpu(), "cores");
-    if (with_ddp_ && comm.rank() == 0)
-      ddp_.emplace(options.python, options.script, cores, player_.llama());
+    if (with_ddp_ && comm.rank() == 0) start_ddp(cores);
   }
 
   void check_rival(const BatchLengths& batch);
@@ -142,10 +143,14 @@ class Contest {
   void run(const BatchSource& source);
 
  private:
+  void start_ddp(const std::vector<int>& cores);
   /// On all ranks: rank 0 drives it, the others wait for its figures.
   StepFigures run_ddp(const BatchLengths& batch) {
     StepFigures figures;
-    if (ddp_) figures = figures_of(ddp_->run(fixed_packing(options_.model, batch, comm_.size())));
+    if (ddp_) {
+      const FixedPacking packing = fixed_packing(options_.model, batch, comm_.size());
+      figures = figures_of(ddp_step(*ddp_, packing, options_.model.vocab_size));
+    }
     return all_gather(comm_, figures, "figures of DDP")[0];
   }
 
@@ -160,11 +165,28 @@ class Contest {
   Communicator& comm_;
   StepPlayer player_;
   const bool with_ddp_;
-  std::optional<DdpRival> ddp_;  // on rank 0
-  const size_t plain_;           // fixed packing, no overlap: for the check and the speeds
+  std::optional<Rival> ddp_;  // on rank 0
+  const size_t plain_;        // fixed packing, no overlap: for the check and the speeds
   std::vector<Contestant> arms_;
   std::vector<std::vector<size_t>> ways_;  // [arm][way] in `player_`
 };
+
+/// Starts a process a rank, pinned to cores[rank], all with the weights that ours begin with.
+void Contest::start_ddp(const std::vector<int>& cores) {
+  // Both ranks are on this machine: as ours, they talk over the loopback interface.
+  setenv("GLOO_SOCKET_IFNAME", "lo", /*overwrite=*/0);
+  ddp_.emplace(kDdp, options_.python, kDdpTimeout);
+  const std::filesystem::path folder = ddp_->save(player_.llama());
+  for (size_t rank = 0; rank < cores.size(); ++rank) {
+    ddp_->start({{"rank", rank},
+                 {"size", cores.size()},
+                 {"core", cores[rank]},
+                 {"store", folder / "store"},
+                 {"timeout", kDdpTimeout},
+                 {"folder", folder}},
+                {});
+  }
+}
 
 /// Before all else: both still have the weights they began with.
 void Contest::check_rival(const BatchLengths& batch) {

@@ -24,7 +24,7 @@ struct ContestOptions {
   uint64_t seed = 1;  // seed of batches and weights
   int rounds = 15;
   std::vector<std::string> rivals = kRivals;
-  std::string python, script;                            // interpreter and program of the DDP rival
+  std::string python;                                    // interpreter of the DDP rival
   std::shared_ptr<const AttentionProfile> profile = {};  // prices of our plans, if not pairs
 };
 

@@ -1,5 +1,5 @@
-// One worker's training step compared with the same Llama in plain PyTorch (transformers_rival.py:
-// the package transformers, PyTorch's attention a document, fused AdamW), in turns on the same
+// One worker's training step compared with the same Llama in plain PyTorch (rival.py: the
+// package transformers, PyTorch's attention a document, fused AdamW), in turns on the same
 // batches and one thread:
 //   bench/report.py build/release/bench/transformers --python PYTHON --config configs/demo.toml
 // Both take two turns in each round: either against itself shows what the machine decides.
@@ -16,28 +16,23 @@
 #include <string>
 #include <vector>
 
-#include "bench/child_process.h"
-#include "bench/ddp_rival.h"
 #include "bench/main.h"
 #include "bench/one_worker.h"
+#include "bench/rival.h"
 #include "bench/step_figures.h"
 #include "distca/base/error.h"
-#include "distca/base/file.h"
 #include "distca/comm/thread_group.h"
-#include "distca/model/weights_file.h"
 
 namespace distca::bench {
 namespace {
 
 constexpr double kTimeout = 300;  // seconds of one wait for the rival
-constexpr int64_t kMostPositions = 1 << 20;
 constexpr std::array<const char*, 4> kRunners{"ours", "rival", "ours again", "rival again"};
 
 struct Arguments {
   std::string config;
   std::vector<std::string> overrides;
-  std::string python = DISTCA_PYTHON;
-  std::string script = DISTCA_TRANSFORMERS_RIVAL;
+  std::string python = kPython;
   int rounds = 15;
 };
 
@@ -64,72 +59,34 @@ class Resident {
   int64_t before_;
 };
 
-class Rival {
- public:
-  Rival(const Arguments& arguments, const Config& config)
-      : folder_(std::filesystem::temp_directory_path() /
-                fmt::format("distca_transformers_{}", getpid())),
-        process_("the rival",
-                 {arguments.python, arguments.script,
-                  Json{{"threads", config.train.threads_per_rank},
-                       {"optimizer", optimizer_json(config.optimizer)}}
-                      .dump()},
-                 kTimeout),
-        versions_(answer("versions")) {}
-  ~Rival() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
+/// Takes over the weights of `model`.
+void load(Rival& rival, const Llama& model) {
+  const Json answer = rival.ask("load", {rival.save(model)})[0];
+  DISTCA_CHECK_EQ(answer.at("parameters").get<int64_t>(), model.config().num_parameters());
+}
 
-  pid_t pid() const { return process_.pid(); }
-  const Json& versions() const { return versions_; }
-
-  /// Takes over the weights of `model`.
-  void load(const Llama& model) {
-    std::filesystem::create_directories(folder_);
-    write_file_atomically(folder_ / "config.json",
-                          model.config().to_hugging_face(kMostPositions).dump());
-    AtomicFile weights(folder_ / "model.safetensors");
-    write_weights(weights, model.config(), model.parameters(), {{"format", "pt"}});
-    weights.commit();
-    process_.write_line(Json{{"load", folder_}}.dump());
-    DISTCA_CHECK_EQ(answer("answer to load").at("parameters").get<int64_t>(),
-                    model.config().num_parameters());
-  }
-
-  TimedStep run(const PlannedBatch& batch) {
-    Json nano_batches = Json::array();
-    for (const LocalTokens& tokens : batch.input.tokens) {
-      std::vector<int64_t> lengths;
-      for (const int64_t position : tokens.positions) {
-        if (position == 0) lengths.push_back(0);
-        ++lengths.back();
-      }
-      nano_batches.push_back({{"lengths", lengths},
-                              {"ids", tokens.ids},
-                              {"targets", tokens.targets},
-                              {"positions", tokens.positions}});
+TimedStep run(Rival& rival, const PlannedBatch& batch) {
+  Json nano_batches = Json::array();
+  for (const LocalTokens& tokens : batch.input.tokens) {
+    std::vector<int64_t> lengths;
+    for (const int64_t position : tokens.positions) {
+      if (position == 0) lengths.push_back(0);
+      ++lengths.back();
     }
-    const Json step = {{"nano_batches", nano_batches}, {"num_targets", batch.figures.targets}};
-    process_.write_line(Json{{"step", step}}.dump());
-    const Json told = answer("answer to step");
-    TimedStep timed{.elapsed = told.at("elapsed"),
-                    .step = told.at("step"),
-                    .loss = told.at("mean_loss"),
-                    .gradient_norm = told.at("gradient_norm")};
-    for (const char* const part : kStepParts) timed.parts[part] = told.at(part);
-    return timed;
+    nano_batches.push_back({{"lengths", lengths},
+                            {"ids", tokens.ids},
+                            {"targets", tokens.targets},
+                            {"positions", tokens.positions}});
   }
-
- private:
-  Json answer(const std::string& awaited) {
-    return parse_json(process_.read_line(awaited), "what the rival answered", ErrorKind::kIo);
-  }
-
-  std::filesystem::path folder_;  // folder of the weights
-  ChildProcess process_;
-  Json versions_;
-};
+  const Json step = {{"nano_batches", nano_batches}, {"num_targets", batch.figures.targets}};
+  const Json told = rival.ask("step", {step})[0];
+  TimedStep timed{.elapsed = told.at("elapsed"),
+                  .step = told.at("step"),
+                  .loss = told.at("mean_loss"),
+                  .gradient_norm = told.at("gradient_norm")};
+  for (const char* const part : kStepParts) timed.parts[part] = told.at(part);
+  return timed;
+}
 
 /// Both begin with the same weights.
 void check_rival(const TimedStep& ours, const TimedStep& rival, int64_t tokens) {
@@ -153,7 +110,7 @@ void measure_rounds(OneWorker& worker, Rival& rival, int rounds) {
     for (size_t turn = 0; turn < kRunners.size(); ++turn) {
       const size_t runner = (turn + static_cast<size_t>(round)) % kRunners.size();
       const bool ours = runner % 2 == 0;
-      line[kRunners[runner]] = (ours ? worker.run(0, batch) : rival.run(batch)).seconds();
+      line[kRunners[runner]] = (ours ? worker.run(0, batch) : run(rival, batch)).seconds();
     }
     write_line("round", line);
   }
@@ -166,18 +123,20 @@ void measure(const Arguments& arguments) {
                   "the rival computes with model.dtype=float32 and model.sliding_window=0 alone");
   // Both have tensors in huge pages, as `distca train` does.
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
-  Rival rival(arguments, config);
-  const Resident ours_resident(getpid()), rival_resident(rival.pid());
+  Rival rival("transformers", arguments.python, kTimeout);
+  rival.start({{"threads", config.train.threads_per_rank}}, config.optimizer);
+  const Json versions = rival.answer(0, "versions");
+  const Resident ours_resident(getpid()), rival_resident(rival.pid(0));
   run_ranks(1, {}, [&](Communicator& comm) {
     OneWorker worker(config, comm);
     worker.add(config.attention.kernel);
     Json settings = one_worker_settings(config, arguments.rounds);
-    settings.update({{"kernel", worker.step(0).kernel().name()}, {"rival", rival.versions()}});
+    settings.update({{"kernel", worker.step(0).kernel().name()}, {"rival", versions}});
     write_header("transformers", settings);
-    rival.load(worker.model());
+    load(rival, worker.model());
     const PlannedBatch batch = worker.next_batch();  // warms up
     const TimedStep first = worker.run(0, batch);
-    check_rival(first, rival.run(batch),
+    check_rival(first, run(rival, batch),
                 config.batch.nano_batches * config.batch.nano_batch_tokens);
     measure_rounds(worker, rival, arguments.rounds);
     write_line("memory",
