@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """The frame of scripts/gpu_check.sh: steps with a time limit each, figures beside their bounds, and a table last.
 
+It is no pytest, which knows neither values beside bounds nor steps that share a stage's time, and which would have to be
+carried to a machine without a network.
+
 A line a check, its verdict first: PASS and FAIL with the value and its bound, SKIP with the reason why nothing was judged,
 SHOW with what has no bound.
 A step that fails or hangs hides no other one; what needs it is skipped and says so. A bound of a stage for which no figure
@@ -10,8 +13,11 @@ came counts as FAIL. Exit code: 1 if a line says FAIL, 2 for wrong arguments, el
 import argparse
 import contextlib
 import functools
+import json
 import os
 import pathlib
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,17 +88,14 @@ class Stage:
         self.judged.add(name)
         bound = self.bounds.get(name)
         if bound is None:
-            self.row("FAIL", name, number(value), "no bound in bench/gpu_bounds.toml")
-            return False
+            return self.row("FAIL", name, number(value), "no bound in bench/gpu_bounds.toml")
         words = " and ".join(f"{kind.replace('_', ' ')} {number(bound[kind])}" for kind in ("at_least", "at_most")
                              if kind in bound)
         if not self.on_gpu and not bound.get("stand_in", False):
-            self.row("SKIP", name, number(value), f"{words}: of a GPU, not of a stand-in")
-            return True
+            return self.row("SKIP", name, number(value), f"{words}: of a GPU, not of a stand-in")
         # A value that is not a number is within no bound.
         good = bound.get("at_least", float("-inf")) <= value <= bound.get("at_most", float("inf"))
-        self.row("PASS" if good else "FAIL", name, number(value), words)
-        return good
+        return self.row("PASS" if good else "FAIL", name, number(value), words)
 
     def end(self):
         """Bounds without a figure are failures: nothing is left out silently."""
@@ -153,6 +156,10 @@ class Stage:
             return True
         return None
 
+    def measure(self, name, body):
+        """A check whose result is the figure of its name."""
+        return self.check(name, lambda: self.figure(name, body()))
+
     def part(self, name, limit_s, body):
         """A check whose steps end together after so many seconds, and whose lines are a file as soon as it ends. Its result."""
         begun, before = time.monotonic(), len(self.rows)
@@ -164,6 +171,82 @@ class Stage:
             lines = [*self.rows[before:], f"{name}: {time.monotonic() - begun:.0f} s of at most {limit_s} s"]
             (self.out / f"{self.name}_{self.parts}_{name.replace(' ', '_')}.txt").write_text("\n".join(lines) + "\n")
             self.say(lines[-1])
+
+
+# --- what stages share; each raises Missing, in one line
+
+# Paths of programs in the build folder whose targets have another name.
+TARGETS = {"bench/cuda_attention": "bench_cuda_attention", "bench/cuda_layer": "bench_cuda_layer"}
+PROBE = """
+import sys, torch
+facts = [f"PyTorch {torch.__version__}", f"CUDA {torch.version.cuda}"]
+if torch.cuda.is_available():
+    facts += [f"cuDNN {torch.backends.cudnn.version()}", "NCCL %d.%d.%d" % torch.cuda.nccl.version()]
+    facts += [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+print(", ".join(facts))
+sys.exit("PyTorch sees no CUDA device" if sys.argv[1] == "cuda" and not torch.cuda.is_available() else 0)
+"""
+
+
+def probe(stage):
+    """Versions of what is there; clocks are read, never set."""
+    if shutil.which("nvidia-smi"):
+        stage.run("driver", 30, ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem", "--format=csv"])
+    elif stage.on_gpu:
+        raise Missing("there is no nvidia-smi on the PATH")
+    return stage.run("versions", 120, [stage.options.python, "-c", PROBE, stage.options.device]).splitlines()[-1]
+
+
+def built(stage, programs, keep_going=False):
+    """On a GPU, configures and builds with offline/; else looks whether the programs are there. With `keep_going`, one that
+    cannot be built keeps no other from being there."""
+    if not stage.on_gpu:
+        for program in programs:
+            if not (stage.build / program).exists():
+                raise Missing(f"{stage.options.build}/{program} is not built: make build")
+        return f"{len(programs)} programs of {stage.options.build}, as they are"
+    if not (ROOT / "offline").is_dir():
+        raise Missing("there is no offline/: make it with scripts/offline_bundle.sh where apt is, and carry it")
+    stage.run("configure", 90, ["cmake", "-G", "Ninja", "-B", stage.build, "-DCMAKE_BUILD_TYPE=Release",
+                                f"-DCMAKE_PREFIX_PATH={ROOT}/offline", f"-DDISTCA_PYTHON={stage.options.python}",
+                                "-DDISTCA_BUILD_PYTHON=ON"])
+    targets = [TARGETS.get(program, program.rpartition("/")[2]) for program in programs]
+    stage.run("build", 400, ["cmake", "--build", stage.build, "-j", stage.options.jobs, "--target", *targets,
+                             *(("--", "-k", 0) if keep_going else ())])
+    return f"{len(targets)} targets, {stage.options.jobs} jobs"
+
+
+def tests(stage, program, cases, limit_s, before=(), **environment):
+    """Runs cases of a GoogleTest program; passes if at least one ran and none missed its device."""
+    text = stage.run(f"{program} {cases}", limit_s, [*before, stage.build / program, "--gtest_color=no",
+                                                     f"--gtest_filter={cases}"], **environment)
+    if "no CUDA device" in text:
+        raise Missing("skipped: no CUDA device")
+    passed = len(re.findall(r"^\[       OK", text, flags=re.MULTILINE))
+    if passed == 0:
+        raise Missing(f"no case matches {cases}")
+    return f"{passed} cases"
+
+
+def prepared(stage):
+    """The prefix of a small data set: our own documents."""
+    prefix = stage.work / "docs"
+    if not prefix.with_suffix(".idx").exists():
+        stage.run("data", 60, [stage.build / "distca", "data", "prepare", "--text", "docs", "--glob", "*.md", "--tokenizer", "byte",
+                               "--out", prefix])
+    return prefix
+
+
+def train(stage, name, limit_s, *words, data=None, environment=None):
+    """Trains; the lines of metrics.jsonl."""
+    folder = stage.work / name
+    stage.run(f"training {name}", limit_s, [
+        stage.build / "distca", "train", f"data.prefix={data or prepared(stage)}", f"train.output_dir={folder}",
+        "train.overwrite=true", *words], **(environment or {}))
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+# --- the whole
 
 
 def arguments(words):

@@ -8,10 +8,8 @@ import re
 import shutil
 import sys
 
-import gpu_operators
 import gpu_training
-from gpu_check import ROOT, Missing, main
-from gpu_programs import built, prepared, probe, tests, train
+from gpu_check import ROOT, Missing, built, main, prepared, probe, tests, train
 
 SMALL_MODEL = ("batch.nano_batch_tokens=2048", "batch.max_document_tokens=2048", "model.hidden_size=128",
                "model.num_hidden_layers=2", "train.steps=4")
@@ -37,37 +35,31 @@ A_PROGRAMS = ("distca", "rooms/runtime/aten_attention_test", "rooms/comm/comm_co
 
 def trained(stage, name, *words):
     """A short training and its figure."""
-    figure = f"{name}: loss of step 4, times step 1"
-
-    def body():
+    def quotient():
         losses = [line["loss"] for line in train(stage, name, TEST_S * scale(stage), *SMALL_MODEL, *words)]
-        stage.figure(figure, losses[-1] / losses[0] if len(losses) == 4 else math.nan)
+        return losses[-1] / losses[0] if len(losses) == 4 else math.nan
 
-    stage.check(figure, body)
+    stage.measure(f"{name}: loss of step 4, times step 1", quotient)
 
 
-def equal_runs(stage, device):
-    name = "bf16 training twice: files of weights that differ"
+def same_weights(stage, name, runs, environment=None):
+    """Trainings of two ranks that must end with the same weights; `runs`: name -> words, of two."""
+    def differing():
+        for run, words in runs.items():
+            train(stage, run, TEST_S * scale(stage), *SMALL_MODEL, "--workers", 2, *words, environment=environment)
+        return 0 if filecmp.cmp(*(stage.work / run / "model.safetensors" for run in runs), shallow=False) else 1
 
-    def body():
-        runs = ["twice_a", "twice_b"]
-        for run in runs:
-            train(stage, run, TEST_S * scale(stage), *SMALL_MODEL, "model.dtype=bfloat16", "--workers", 2, *device)
-        first, second = (stage.work / run / "model.safetensors" for run in runs)
-        stage.figure(name, 0 if filecmp.cmp(first, second, shallow=False) else 1)
-
-    stage.check(name, body)
+    stage.measure(name, differing)
 
 
 def late_messages(stage):
-    name = "late messages: plans with other bits"
+    which = "a_hundred_plans_keep_their_bits" + ("_on_a_cuda_device" if stage.on_gpu else "")
 
-    def body():
-        which = "a_hundred_plans_keep_their_bits" + ("_on_a_cuda_device" if stage.on_gpu else "")
+    def differing():
         tests(stage, "tests/late_messages_step_test", f"LateMessagesStep.{which}", 3 * TEST_S * scale(stage))
-        stage.figure(name, 0)  # the test says which plan differs, and fails
+        return 0  # the test says which plan differs, and fails
 
-    stage.check(name, body)
+    stage.measure("late messages: plans with other bits", differing)
 
 
 def memory_checker(stage):
@@ -108,7 +100,8 @@ def stage_a(stage):
     device = ("train.device=cuda", "comm.backend=threads") if stage.on_gpu else ("comm.backend=threads",)
     trained(stage, "training, one rank", *device)
     trained(stage, "training, 2 ranks as threads", "--workers", 2, *device)
-    equal_runs(stage, device)
+    same_weights(stage, "bf16 training twice: files of weights that differ",
+                 {run: ("model.dtype=bfloat16", *device) for run in ("twice_a", "twice_b")})
     memory_checker(stage)
 
 
@@ -188,7 +181,7 @@ def stage_d(stage):
         stage.check(f"losses in {dtype}", lambda: gpu_training.losses(stage, dtype))
     for words, tokens in (("32K", 32768), ("128K", 131072)):
         stage.check(f"{words}-token documents", lambda: gpu_training.contest(stage, words, tokens))
-    stage.check("Python operators", lambda: gpu_operators.operators(stage, nccl_way))
+    stage.check("Python operators", lambda: gpu_training.operators(stage, nccl_way))
 
 
 # --- E -----------------------------------------------------------------------------------------------------------------
@@ -221,19 +214,6 @@ def nccl_way(stage):
         "NCCL_MULTI_RANK_GPU_ENABLE": 1}
 
 
-def same_bits(stage, carrier, words, environment):
-    name = "weights of two ranks: files that differ from those of threads"
-
-    def body():
-        device = [word for word in words if word.startswith("train.device")]
-        train(stage, "threads", TEST_S * scale(stage), *SMALL_MODEL, "--workers", 2, "comm.backend=threads", *device)
-        train(stage, "processes", TEST_S * scale(stage), *SMALL_MODEL, "--workers", 2, *words, environment=environment)
-        files = [stage.work / run / "model.safetensors" for run in ("threads", "processes")]
-        stage.figure(name, 0 if filecmp.cmp(*files, shallow=False) else 1)
-
-    stage.check(name, body)
-
-
 SAID = {"killed": r"rank 1 was killed by signal 9 \(SIGKILL\)", "stopped": r"rank 1 is silent since ",
         "slow": r"rank 1 is (alive but behind|silent since) "}
 
@@ -241,7 +221,7 @@ SAID = {"killed": r"rank 1 was killed by signal 9 \(SIGKILL\)", "stopped": r"ran
 def lost_rank(stage, fault, words, environment):
     figure = f"{fault} rank: seconds until all ranks have ended"
 
-    def body():
+    def seconds():
         prepared(stage)
         # A rank is slow where one operation takes longer than the timeout: on a CPU a long one a fifteenth of the time; a
         # device goes on while its host stands still, so there the host does for longer than the timeout.
@@ -257,9 +237,9 @@ def lost_rank(stage, fault, words, environment):
         told = json.loads(text.splitlines()[-1])
         if told["exit_code"] != 1 or not re.search(SAID[fault], told["last"]):
             raise Missing(f"exit code {told['exit_code']}, last line: {told['last'][:160]}")
-        stage.figure(figure, told["seconds"])
+        return told["seconds"]
 
-    stage.check(figure, body)
+    stage.measure(figure, seconds)
 
 
 def nccl_tests(stage, carrier, environment):
@@ -283,7 +263,9 @@ def stage_e(stage):
         return
     stage.show("messages are carried by", "", carrier)
     nccl_tests(stage, carrier, environment)
-    same_bits(stage, carrier, words, environment)
+    device = [word for word in words if word.startswith("train.device")]
+    same_weights(stage, "weights of two ranks: files that differ from those of threads",
+                 {"threads": ("comm.backend=threads", *device), "processes": words}, environment)
     for fault in SAID:
         lost_rank(stage, fault, words, environment)
 
@@ -307,7 +289,7 @@ def stage_first(stage):
     part("losses", 50, *((f"losses in {dtype}", lambda dtype=dtype: gpu_training.losses(
         stage, dtype, steps=3, ranks=(1, 2) if stage.on_gpu else (2,))) for dtype in ("fp32", "bf16")))
     part("step time", 90, ("32K-token documents", lambda: gpu_training.contest(stage, "32K", 32768, ("ours", "rival"))))
-    part("Python operators", 50, ("Python operators", lambda: gpu_operators.operators(stage, nccl_way)))
+    part("Python operators", 50, ("Python operators", lambda: gpu_training.operators(stage, nccl_way)))
 
 
 if __name__ == "__main__":

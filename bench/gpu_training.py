@@ -1,10 +1,11 @@
-"""Stage D of scripts/gpu_check.sh: losses beside the CPU's, and speed beside the same Llama in plain PyTorch."""
+"""Stage D of scripts/gpu_check.sh: losses beside the CPU's, speed beside the same Llama in plain PyTorch, and the Python
+operators beside the CPU's."""
 
 import json
 import math
+import shutil
 
-from gpu_check import LEAST_LIMIT_S, Missing
-from gpu_programs import train
+from gpu_check import LEAST_LIMIT_S, ROOT, Missing, train
 
 LOSS_STEPS = 10
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
@@ -130,3 +131,57 @@ def contest(stage, words, tokens, order=None):
         f"{who} {documents * tokens / of:,.0f} ({min(seconds[who]):.4g} to {max(seconds[who]):.4g} s a step)"
         for who, of in middle.items()))
     stage.figure(f"{words}-token documents: tokens/s, times plain PyTorch's", middle["rival"] / middle["ours"])
+
+
+# --- the Python operators ----------------------------------------------------------------------------------------------
+
+PYTHON_TYPES, PYTHON_LIMIT_S = ("fp32", "bf16"), 120
+PYTHON_FIGURES = {(dtype, figure): f"Python operators, {dtype}: {figure} beside the CPU's, relative"
+                  for dtype in PYTHON_TYPES for figure in ("loss", "gradients")}
+
+
+def package(stage):
+    """A folder for PYTHONPATH, with the package of this build."""
+    library = stage.build / "python/libdistca_torch.so"
+    if stage.on_gpu:
+        stage.run("the Python package", 240, ["cmake", "--build", stage.build, "-j", stage.options.jobs, "--target",
+                                              "distca_python"])
+    elif not library.exists():
+        raise Missing(f"{stage.options.build} is built without the Python package (-DDISTCA_BUILD_PYTHON=ON)")
+    folder = stage.work / "python"
+    stage.run("installing the Python package", 60, ["cmake", "--install", stage.build, "--component", "python", "--prefix", folder])
+    for source in (ROOT / "python/distca").glob("*.py"):
+        shutil.copy(source, folder / "distca")
+    return folder
+
+
+def operators(stage, nccl_way):
+    """`nccl_way`: of a stage, what carries messages between two ranks and the environment for it, or Missing."""
+    try:
+        folder = package(stage)
+    except Missing as why:
+        for name in PYTHON_FIGURES.values():
+            stage.skip(name, str(why))
+        return
+    runs = [("one rank", ["--ranks", 1], {})]
+    try:
+        carrier, _, environment = nccl_way(stage)
+        nccl = ["--backend", "nccl"] if carrier.startswith("NCCL") else []
+        runs.append((f"two ranks over {carrier}", ["--ranks", 2, *nccl], environment))
+    except Missing as why:
+        stage.skip("Python operators, two ranks", str(why))
+    lines = []
+    for words, arguments, environment in runs:
+        text = stage.run(f"Python operators, {words}", PYTHON_LIMIT_S, [
+            stage.options.python, "bench/gpu_python.py", "--device", stage.options.device, *arguments],
+            PYTHONPATH=folder, **environment)
+        found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        if [line["type"] for line in found] != list(PYTHON_TYPES):
+            raise Missing(f"{words}: {len(found)} lines")
+        if "--backend" in arguments and not all(line["sent_bytes"] for line in found):
+            raise Missing(f"{words}: nothing was balanced")
+        stage.show(f"Python operators, {words}", "", ", ".join(
+            f"{line['type']} {figure} {line[figure]:.1e}" for line in found for figure in ("loss", "gradients")))
+        lines += found
+    for (dtype, figure), name in PYTHON_FIGURES.items():
+        stage.figure(name, max(line[figure] for line in lines if line["type"] == dtype))
