@@ -19,14 +19,10 @@ namespace distca::bench {
 namespace {
 
 struct Arguments {
-  int rounds = 0;
+  int rounds = 15;
   int threads = 2;
-  bool quick = false;
-  bool rows = false;
   std::string only;
 };
-
-constexpr int kRounds = 15, kQuickRounds = 5;
 
 /// Where the calling thread is, then others that it may use.
 std::vector<int> cores_for(int threads) {
@@ -47,11 +43,7 @@ Json instruction_sets() {
 }
 
 void measure(const Arguments& arguments, const std::vector<RowSpec>& rows) {
-  const MeasureOptions options{.rounds = arguments.rounds > 0 ? arguments.rounds
-                                         : arguments.quick    ? kQuickRounds
-                                                              : kRounds,
-                               .quick = arguments.quick,
-                               .cores = cores_for(arguments.threads)};
+  const MeasureOptions options{.rounds = arguments.rounds, .cores = cores_for(arguments.threads)};
   if (options.cores.size() < static_cast<size_t>(arguments.threads)) {
     fmt::print(stderr, "bench/attention: {} cores for {} threads\n", options.cores.size(),
                arguments.threads);
@@ -73,24 +65,16 @@ int run(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{"The CPU attention kernel against the core's peak, PyTorch and itself.",
                "attention"};
-  app.add_option("--rounds", arguments.rounds, "Default: 15, with --quick 5")
-      ->check(CLI::Range(1, 1000));
-  app.add_flag("--quick", arguments.quick, "Few rows and rounds");
+  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_option("--only", arguments.only, "Rows whose names hold all these words");
   app.add_option("--threads", arguments.threads, "Of the rows on several; 1: none of them")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_flag("--rows", arguments.rows, "Print the rows' names and end");
   app.footer(
       "Alone on the machine, else the verdicts are \"not decidable here\".\n"
       "Example:  bench/report.py build/release/bench/attention --only \"lengths bf16 d128 8:8\"");
   if (!parse_options(app, argc, argv)) return 0;
-  const std::vector<RowSpec> rows = selected_rows(all_rows(arguments.quick), arguments.only);
-  if (arguments.rows) {
-    for (const RowSpec& row : rows) fmt::print("{}\n", row.name());
-    return 0;
-  }
-  measure(arguments, rows);
+  measure(arguments, selected_rows(all_rows(), arguments.only));
   return 0;
 }
 

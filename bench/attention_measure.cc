@@ -133,27 +133,26 @@ void Measurer::length(const RowSpec& row) {
 
 void Measurer::shards(const RowSpec& row) {
   const Isa isa = row.isas[0];
-  const std::vector<int64_t> sizes = shard_sizes(row, options_.quick);
   Problem whole(row.type, row.heads, row.head_dim, {{0, row.length}});
   whole.prepare(one_, isa);
   std::deque<Problem> problems;
-  for (const int64_t size : sizes)
+  for (const int64_t size : kShardSizes)
     problems.emplace_back(row.type, row.heads, row.head_dim, shards_of(size));
   for (Problem& problem : problems) problem.prepare(one_, isa);
-  const auto judged = static_cast<size_t>(std::ranges::find(sizes, kJudgedShard) - sizes.begin());
   for (const Pass pass : kPasses) {
-    // The judged size and the long sequence twice, apart.
+    // The judged size, which is the last, and the long sequence twice, apart.
     const Contender of_whole = kernel(whole, pass, one_, isa, Clock::kThread);
     NamedContenders contenders = {
-        {"judged again", kernel(problems[judged], pass, one_, isa, Clock::kThread)},
+        {"judged again", kernel(problems.back(), pass, one_, isa, Clock::kThread)},
         {"long", of_whole}};
     Json shards = Json::array();
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      const std::string name = std::to_string(sizes[i]);
-      contenders.emplace_back(name, kernel(problems[i], pass, one_, isa, Clock::kThread));
-      if (i == judged) contenders.emplace_back("long again", of_whole);
-      shards.push_back({{"queries", sizes[i]}, {"shards", problems[i].q.tokens() / sizes[i]}});
+    for (size_t i = 0; i < problems.size(); ++i) {
+      const int64_t size = kShardSizes[i];
+      contenders.emplace_back(std::to_string(size),
+                              kernel(problems[i], pass, one_, isa, Clock::kThread));
+      shards.push_back({{"queries", size}, {"shards", problems[i].q.tokens() / size}});
     }
+    contenders.emplace_back("long again", of_whole);
     write_row("shards", row, pass, named_rates(contenders, options_.rounds),
               {{"sizes", shards}, {"judged", kJudgedShard}});
   }

@@ -11,7 +11,6 @@ namespace distca::bench {
 
 struct MeasureOptions {
   int rounds = 0;
-  bool quick = false;
   std::vector<int> cores;  // the first measures alone, all together measure threads
 };
 

@@ -13,21 +13,12 @@ namespace {
 using kernels::Isa;
 
 constexpr int64_t kAlign = 128;
-constexpr int64_t kLengths[] = {128, 256, 512, 1024, 2048, 4096, 8192};
-constexpr int64_t kQuickLengths[] = {512, 2048};
-constexpr int64_t kPortableLengths[] = {512, 2048};  // slow, and no bar
+constexpr int64_t kLengths[] = {512, 2048, kContext};
 constexpr int64_t kHeadDims[] = {64, 128};
 constexpr ScalarType kTypes[] = {ScalarType::kFloat32, ScalarType::kBFloat16};
 
 /// (query, key) pairs of one measurement, summed over heads: from 2,048 tokens on fewer heads.
 constexpr int64_t kMostPairs = 9 << 20;
-/// With several query heads per key head: so many make one run of some minutes.
-constexpr int64_t kGroupedLengths[] = {128, 512, 2048};
-
-template <size_t n>
-bool contains(const int64_t (&list)[n], int64_t value) {
-  return std::find(std::begin(list), std::end(list), value) != std::end(list);
-}
 
 std::vector<Isa> available(std::initializer_list<Isa> isas) {
   std::vector<Isa> found;
@@ -41,33 +32,24 @@ Isa best_isa(ScalarType type) {
              : available({Isa::kAvx512, Isa::kAvx2, Isa::kPortable})[0];
 }
 
-Heads fitting_heads(int64_t heads, int64_t kv_heads, int64_t length) {
-  Heads fitting{heads, kv_heads, kv_heads};
+Heads fitting_heads(int64_t heads, int64_t length) {
+  Heads fitting{heads, heads, heads};
   const int64_t pairs = length * (length + 1) / 2;
   while (fitting.kv_used > 1 && fitting.used() * pairs > kMostPairs) fitting.kv_used /= 2;
   return fitting;
 }
 
-void add_lengths(ScalarType type, bool quick, std::vector<RowSpec>& rows) {
+void add_lengths(ScalarType type, std::vector<RowSpec>& rows) {
   for (const int64_t head_dim : kHeadDims) {
-    for (const int64_t kv_heads : {8, 2}) {
-      for (const int64_t length : kLengths) {
-        const bool grouped = kv_heads != 8;
-        if (quick && (grouped || !contains(kQuickLengths, length))) continue;
-        if (grouped && !contains(kGroupedLengths, length)) continue;
-        RowSpec row{.kind = RowKind::kLength,
-                    .type = type,
-                    .head_dim = head_dim,
-                    .heads = fitting_heads(8, kv_heads, length),
-                    .length = length,
-                    .isas = {best_isa(type)}};
-        if (type == ScalarType::kFloat32 && !grouped) {
-          row.isas = available({Isa::kAvx512, Isa::kAvx2});
-          if (row.isas.empty() || contains(kPortableLengths, length))
-            row.isas.push_back(Isa::kPortable);
-        }
-        rows.push_back(row);
-      }
+    for (const int64_t length : kLengths) {
+      RowSpec& row = rows.emplace_back(RowSpec{.kind = RowKind::kLength,
+                                               .type = type,
+                                               .head_dim = head_dim,
+                                               .heads = fitting_heads(8, length),
+                                               .length = length,
+                                               .isas = {best_isa(type)}});
+      if (type == ScalarType::kFloat32 && row.isas[0] == Isa::kAvx512)
+        row.isas = available({Isa::kAvx512, Isa::kAvx2});
     }
   }
 }
@@ -87,27 +69,19 @@ void add_shards(std::vector<RowSpec>& rows) {
   }
 }
 
-void add_threads(bool quick, std::vector<RowSpec>& rows) {
+void add_threads(std::vector<RowSpec>& rows) {
   for (const ScalarType type : kTypes) {
     for (const int64_t head_dim : kHeadDims) {
-      for (const int64_t length : {512, 2048, 8192}) {
-        if (quick ? length != 2048 : length == 8192 && head_dim != 128) continue;
-        const int64_t used = length > 2048 ? 2 : 8;
+      for (const int64_t length : kLengths) {
         rows.push_back({.kind = RowKind::kThreads,
                         .type = type,
                         .head_dim = head_dim,
-                        .heads = {8, 8, used},
+                        .heads = {8, 8, length > 2048 ? 2 : 8},
                         .length = length,
                         .isas = {best_isa(type)}});
       }
     }
   }
-}
-
-/// The most query heads per key head with the smaller head, and one with the larger: the other two
-/// would take minutes more.
-bool has_all_sizes(const RowSpec& row) {
-  return (row.heads.group() > 1) == (row.head_dim == kHeadDims[0]);
 }
 
 std::vector<std::string> words_of(const std::string& text) {
@@ -126,11 +100,11 @@ std::string RowSpec::name() const {
                      heads.kv_heads, length);
 }
 
-std::vector<RowSpec> all_rows(bool quick) {
+std::vector<RowSpec> all_rows() {
   std::vector<RowSpec> rows;
-  for (const ScalarType type : kTypes) add_lengths(type, quick, rows);
+  for (const ScalarType type : kTypes) add_lengths(type, rows);
   add_shards(rows);
-  add_threads(quick, rows);
+  add_threads(rows);
   return rows;
 }
 
@@ -146,16 +120,10 @@ std::vector<RowSpec> selected_rows(const std::vector<RowSpec>& rows, const std::
     }
   }
   if (selected.empty()) {
-    throw Error(ErrorKind::kUsage, "--only '{}': no row has all these words; --rows lists them",
-                words);
+    throw Error(ErrorKind::kUsage, "--only '{}': no row has all these words; one is called '{}'",
+                words, rows.at(0).name());
   }
   return selected;
-}
-
-std::vector<int64_t> shard_sizes(const RowSpec& row, bool quick) {
-  if (quick) return {16, kJudgedShard};
-  if (!has_all_sizes(row)) return {kJudgedShard};
-  return {16, 32, 64, 128, 256, 512, 1024, 2048};
 }
 
 std::vector<QueryRun> shards_of(int64_t queries) {

@@ -30,16 +30,16 @@ struct RowSpec {
 /// Tokens of the long sequence that shards are held against, and about those of their contexts.
 constexpr int64_t kContext = 8192;
 
-/// Rows for the instruction sets that this machine has. `quick`: a few of them.
-std::vector<RowSpec> all_rows(bool quick);
+/// Rows for the instruction sets that this machine has.
+std::vector<RowSpec> all_rows();
 /// Returns the rows whose names hold every word of `words`, separated by spaces. Throws
 /// Error(kUsage) if there is none.
 std::vector<RowSpec> selected_rows(const std::vector<RowSpec>& rows, const std::string& words);
 
 /// The shards that have a bar, in queries.
 constexpr int64_t kJudgedShard = 128;
-/// Sizes of a row's shards, in queries; kJudgedShard is one of them.
-std::vector<int64_t> shard_sizes(const RowSpec& row, bool quick);
+/// Sizes of a row's shards, in queries.
+inline constexpr int64_t kShardSizes[] = {16, kJudgedShard};
 /// Shards of `queries` queries that begin at multiples of 128, with contexts around kContext, and
 /// together about as many (query, key) pairs as one sequence of kContext tokens.
 std::vector<QueryRun> shards_of(int64_t queries);

@@ -1,6 +1,5 @@
 #include "bench/attention_rows.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -14,23 +13,22 @@ using kernels::Isa;
 
 TEST(AttentionRows, have_different_names) {
   std::set<std::string> names;
-  const std::vector<RowSpec> rows = all_rows(false);
+  const std::vector<RowSpec> rows = all_rows();
   for (const RowSpec& row : rows) names.insert(row.name());
   EXPECT_EQ(names.size(), rows.size());
-  EXPECT_LT(all_rows(true).size(), rows.size());
 }
 
 TEST(AttentionRows, are_selected_by_whole_words_of_their_names) {
-  const std::vector<RowSpec> rows = selected_rows(all_rows(false), "512 lengths  d64 8:8 fp32");
+  const std::vector<RowSpec> rows = selected_rows(all_rows(), "512 lengths  d64 8:8 fp32");
   ASSERT_EQ(rows.size(), 1);
   EXPECT_EQ(rows[0].name(), "lengths fp32 d64 8:8 512");
   EXPECT_EQ(rows[0].heads.used(), 8);
-  EXPECT_EQ(selected_rows(all_rows(false), "").size(), all_rows(false).size());
-  EXPECT_THROW(selected_rows(all_rows(false), "lengths 51"), Error);
+  EXPECT_EQ(selected_rows(all_rows(), "").size(), all_rows().size());
+  EXPECT_THROW(selected_rows(all_rows(), "lengths 51"), Error);
 }
 
 TEST(AttentionRows, long_ones_compute_whole_groups_of_the_first_heads) {
-  for (const RowSpec& row : all_rows(false)) {
+  for (const RowSpec& row : all_rows()) {
     if (row.kind != RowKind::kLength) continue;
     EXPECT_GE(row.heads.kv_used, 1);
     EXPECT_LE(row.heads.kv_used, row.heads.kv_heads);
@@ -41,9 +39,7 @@ TEST(AttentionRows, long_ones_compute_whole_groups_of_the_first_heads) {
 
 TEST(AttentionRows, shards_have_the_work_of_one_sequence_at_contexts_about_as_long) {
   const double wanted = 8192.0 * 8193 / 2;
-  const RowSpec row{.head_dim = 128, .heads = {1, 1, 1}};
-  ASSERT_EQ(shard_sizes(row, false).size(), 8);
-  for (const int64_t queries : shard_sizes(row, false)) {
+  for (const int64_t queries : kShardSizes) {
     double pairs = 0;
     for (const QueryRun& shard : shards_of(queries)) {
       EXPECT_EQ(shard.tokens, queries);
@@ -53,19 +49,8 @@ TEST(AttentionRows, shards_have_the_work_of_one_sequence_at_contexts_about_as_lo
       const auto n = static_cast<double>(queries);
       pairs += n * static_cast<double>(shard.position) + n * (n + 1) / 2;
     }
-    EXPECT_NEAR(pairs / wanted, 1, queries > 1024 ? 0.25 : 0.1) << queries;
+    EXPECT_NEAR(pairs / wanted, 1, 0.1) << queries;
   }
-}
-
-TEST(AttentionRows, every_kind_of_shards_has_the_judged_size) {
-  int kinds = 0;
-  for (const RowSpec& row : all_rows(false)) {
-    if (row.kind != RowKind::kShards) continue;
-    ++kinds;
-    EXPECT_THAT(shard_sizes(row, false), ::testing::Contains(kJudgedShard)) << row.name();
-    EXPECT_THAT(shard_sizes(row, true), ::testing::Contains(kJudgedShard)) << row.name();
-  }
-  EXPECT_EQ(kinds, 2 * 2 * 2);  // formats, heads per key head, sizes of a head
 }
 
 TEST(AttentionProblem, counts_the_pairs_that_the_mask_allows) {

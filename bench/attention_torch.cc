@@ -38,10 +38,10 @@ class AtenAttention : public TorchAttention {
  public:
   explicit AtenAttention(Problem& problem)
       : scale_(problem.shape().softmax_scale),
-        q_(contiguous(problem.q, problem.heads().used(), 1)),
-        k_(contiguous(problem.k, problem.heads().kv_used, problem.heads().group())),
-        v_(contiguous(problem.v, problem.heads().kv_used, problem.heads().group())),
-        d_o_(contiguous(problem.d_o, problem.heads().used(), 1)) {
+        q_(contiguous(problem.q, problem.heads().used())),
+        k_(contiguous(problem.k, problem.heads().kv_used)),
+        v_(contiguous(problem.v, problem.heads().kv_used)),
+        d_o_(contiguous(problem.d_o, problem.heads().used())) {
     run(Pass::kForward);
   }
 
@@ -67,9 +67,10 @@ class AtenAttention : public TorchAttention {
   }
 
  private:
-  /// The first `heads` heads, each `copies` times, in the arena.
-  at::Tensor contiguous(Buffer& buffer, int64_t heads, int64_t copies) {
-    const at::Tensor from = view(buffer, heads).repeat_interleave(copies, 1);
+  /// The first `heads` heads, in the arena. They are copied by way of the heap, so that results
+  /// come to lie behind its first pages, which are small.
+  at::Tensor contiguous(Buffer& buffer, int64_t heads) {
+    const at::Tensor from = view(buffer, heads).contiguous();
     std::byte* data = arena_.take(from.numel() * element_bytes(buffer.type()));
     return at::from_blob(data, from.sizes(), torch_type(buffer.type())).copy_(from);
   }

@@ -1,8 +1,7 @@
 #pragma once
 // PyTorch's scaled_dot_product_attention on the CPU, one thread, on the values of a problem of one
-// causal sequence. Its best case: every head contiguous, key heads repeated for the query heads
-// that read them before the clock starts, memory reused instead of fetched from the system, in
-// huge pages where the system grants them.
+// causal sequence whose query heads have a key head each. Its best case: every head contiguous,
+// memory reused instead of fetched from the system, in huge pages where the system grants them.
 // Not thread-safe.
 
 #include <memory>

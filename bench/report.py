@@ -50,7 +50,7 @@ def run(command, kept):
 
 def show(text, name, markdown):
     """Prints the report of a benchmark's output; the exit code."""
-    if not text.startswith("{"):  # --help, --rows
+    if not text.startswith("{"):  # --help
         print(text, end="")
         return 0
     try:

@@ -13,8 +13,8 @@ wall-clock time. Shares and ratios: median over {rounds} rounds of what stood si
 interval; A/A: the same figure against itself, all that it is made of measured twice in a round (shards: of the judged
 size). Not decidable here: the bar within the figure's or, about the bar, within the A/A interval; and everything, from
 fewer than {least} rounds. Lengths 2,048 and more compute the first heads only, in buffers of all heads. Backward starts
-from LSE and delta. PyTorch: its CPU scaled_dot_product_attention, heads contiguous, key heads expanded before the clock;
-not judged in bf16 where it has AMX. Tensors of both in huge pages, as in a training run.
+from LSE and delta. PyTorch: its CPU scaled_dot_product_attention, heads contiguous; not judged in
+bf16 where it has AMX. Tensors of both in huge pages, as in a training run.
 {cores} cores used; instruction sets {sets}
 """
 
