@@ -49,89 +49,46 @@ void check_arguments(const ProfileArguments& arguments) {
                   human_bytes(static_cast<int64_t>(memory)));
 }
 
-/// GFLOP/s of one pass at every point, 0 where there are more queries than keys; `pair_flops` of
-/// one (query, key) pair.
-std::vector<double> rates(const AttentionProfile& profile, const std::vector<int64_t>& ns,
-                          int64_t pair_flops) {
-  std::vector<double> result;
-  for (const int64_t q : profile.q_tokens) {
-    for (const int64_t kv : profile.kv_tokens) {
-      const int64_t pairs = q > kv ? 0 : attention_pairs({kv - q, kv}, {0, kv}, MaskType::kCausal);
-      const auto time = static_cast<double>(ns[result.size()]);
-      result.push_back(q > kv ? 0 : static_cast<double>(pairs * pair_flops) / time);
-    }
+/// GFLOP/s of one pass of the task whose rate is highest; `pair_flops` of one (query, key) pair.
+double best_rate(std::span<const MeasuredTask> tasks, std::vector<int64_t> MeasuredTask::*calls,
+                 int64_t pair_flops) {
+  double best = 0;
+  for (const MeasuredTask& task : tasks) {
+    const int64_t flops = pair_flops * attention_pairs(task.q, task.kv, MaskType::kCausal);
+    best = std::max(best, static_cast<double>(flops) / static_cast<double>(fastest(task.*calls)));
   }
-  return result;
+  return best;
 }
 
-/// Prints what the rates that follow count as FLOP, and the limit that they are compared with.
-void print_limit(const ProfileArguments& arguments, const AttentionProfile& profile, double forward,
-                 double backward) {
+/// The limit, and how much of it the attention reaches at best.
+void print_limit(const ProfileArguments& arguments, const AttentionProfile& profile,
+                 std::span<const MeasuredTask> grid) {
+  const AttentionShape& shape = profile.shape;
+  const int64_t pair_flops = 2 * shape.num_heads * (shape.head_dim_qk + shape.head_dim_v);
   const double peak = static_cast<double>(profile.peak_mflops) / 1000;
-  fmt::print("\n{}, {}, {} thread{}, {}, distca {}\n", profile.machine, profile.path,
+  fmt::print("{}, {}, {} thread{}, {}, distca {}\n", profile.machine, profile.path,
              arguments.threads, arguments.threads == 1 ? "" : "s", arguments.dtype,
              build_info::kCommit);
   fmt::print(
-      "FLOP: 2 x (head_dim_qk + head_dim_v) a query head and pair that the mask allows; "
-      "backward 2.5 x forward\n");
-  fmt::print(
       "limit: {:.1f} GFLOP/s of multiply-adds without memory ({}); forward reaches {:.0f} % of it, "
       "backward {:.0f} %\n",
-      peak, isa_name(kernels::chosen_isa()), 100 * forward / peak, 100 * backward / peak);
+      peak, isa_name(kernels::chosen_isa()),
+      100 * best_rate(grid, &MeasuredTask::forward_ns, pair_flops) / peak,
+      100 * best_rate(grid, &MeasuredTask::backward_ns, pair_flops * 5 / 2) / peak);
 }
 
-void print_rates(const char* title, const AttentionProfile& profile,
-                 const std::vector<double>& rates) {
-  std::vector<std::string> header{"queries"};
-  for (const int64_t kv : profile.kv_tokens) header.push_back(with_thousands(kv));
-  Table table(header);
-  auto rate = rates.begin();
-  for (const int64_t q : profile.q_tokens) {
-    std::vector<std::string> row{with_thousands(q)};
-    while (row.size() < header.size()) {
-      row.push_back(*rate == 0 ? "" : fmt::format("{:.1f}", *rate));
-      ++rate;
-    }
-    table.add_row(row);
-  }
-  fmt::print(
-      "\n{}, GFLOP/s: rows are numbers of queries, columns of keys; a task's queries are the last "
-      "tokens "
-      "of its keys\n{}",
-      title, table.to_string());
-}
-
+/// How well the grid predicts tasks that are not on it: tasks_to_check, measured.
 void print_check(const AttentionProfile& profile, std::span<const MeasuredTask> tasks) {
   const TaskPrice price(profile.shape, &profile);
-  Table table({"queries", "keys", "measured us", "predicted us", "error %"});
   std::vector<double> errors;
   for (const MeasuredTask& task : tasks) {
     const auto measured = static_cast<double>(fastest(task.forward_ns) + fastest(task.backward_ns));
     const auto predicted = static_cast<double>(price(task.q, task.kv));
     errors.push_back(100 * std::fabs(predicted / measured - 1));
-    table.add_row({fmt::format("{} .. {}", task.q.begin, task.q.end),
-                   fmt::format("{} .. {}", task.kv.begin, task.kv.end),
-                   fmt::format("{:.0f}", measured / 1000), fmt::format("{:.0f}", predicted / 1000),
-                   fmt::format("{:+.1f}", 100 * (predicted / measured - 1))});
   }
   std::sort(errors.begin(), errors.end());
-  fmt::print("\nforward and backward of tasks as plans cut them, predicted from the grid\n{}",
-             table.to_string());
-  fmt::print("error: median {:.1f} %, worst {:.1f} %\n", errors[errors.size() / 2], errors.back());
-}
-
-/// Rates over the grid, their share of the limit, and how well the grid predicts tasks that are not
-/// on it: `checked` are tasks_to_check, measured.
-void print_profile(const ProfileArguments& arguments, const AttentionProfile& profile,
-                   std::span<const MeasuredTask> checked) {
-  const AttentionShape& shape = profile.shape;
-  const int64_t pair_flops = 2 * shape.num_heads * (shape.head_dim_qk + shape.head_dim_v);
-  const std::vector<double> forward = rates(profile, profile.forward_ns, pair_flops);
-  const std::vector<double> backward = rates(profile, profile.backward_ns, pair_flops * 5 / 2);
-  print_limit(arguments, profile, std::ranges::max(forward), std::ranges::max(backward));
-  print_rates("forward", profile, forward);
-  print_rates("backward", profile, backward);
-  print_check(profile, checked);
+  fmt::print("error: median {:.1f} %, worst {:.1f} %, predicting {} tasks as plans cut them\n",
+             errors[errors.size() / 2], errors.back(), errors.size());
 }
 
 void run_profile(const ProfileArguments& arguments) {
@@ -159,7 +116,8 @@ void run_profile(const ProfileArguments& arguments) {
       to_profile(arguments, kernel.name(), peak, measured.first(grid_size));
   file.write(profile_to_json(profile));
   file.commit();
-  print_profile(arguments, profile, measured.subspan(grid_size));
+  print_limit(arguments, profile, measured.first(grid_size));
+  print_check(profile, measured.subspan(grid_size));
   fmt::print("{}: {}\n", arguments.out.string(), profile_name(profile));
 }
 
