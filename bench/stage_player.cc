@@ -41,7 +41,8 @@ struct Played {
 };
 Played played_of(const OpTimes& times) {
   Played result;
-  for (int kind = 0; kind < static_cast<int>(OpKind::kGradReduce); ++kind) {
+  for (int kind = 0; kind < kNumOpKinds; ++kind) {
+    if (is_of_weights(static_cast<OpKind>(kind))) continue;
     for (const int pass : {0, 1}) {
       const OpTimes::Parts& elapsed = times.seconds[kind][pass];
       result.computed_s += elapsed[static_cast<size_t>(OpPart::kPlay)];

@@ -110,7 +110,7 @@ class Walk {
     for (const Op& op : program_.ops) {
       for (const int32_t dep : op.wait_for) land(dep);
       // Gradients are added up and weights updated where they are.
-      if (op.bucket >= 0 || op.kind == OpKind::kGradNorm) continue;
+      if (is_of_weights(op.kind)) continue;
       if (op.stream == Stream::kComm && op.kind != OpKind::kHandOver) continue;
       ledger_.begin(describe(op));
       if (op.kind == OpKind::kCoreAttention) {

@@ -87,6 +87,19 @@ TEST(GradientExchange, every_program_that_sums_is_valid) {
   }
 }
 
+TEST(GradientExchange, of_weights_are_the_operations_of_buckets_and_the_norm) {
+  std::set<OpKind> of_weights;
+  for (const bool distributed : {false, true}) {
+    const Style style{.gradients = {.bucket_elements = 160, .distributed_optimizer = distributed}};
+    for (const Op& op : programs(2, 1, style)[0].ops) {
+      EXPECT_EQ(is_of_weights(op.kind), op.bucket >= 0 || op.kind == OpKind::kGradNorm)
+          << describe(op);
+      if (is_of_weights(op.kind)) of_weights.insert(op.kind);
+    }
+  }
+  EXPECT_EQ(of_weights.size(), 6U) << "all that sum, update or send were seen";
+}
+
 int32_t index_of(const Program& program, const std::string& name) {
   const auto found = std::ranges::find(program.ops, name, short_name);
   return found == program.ops.end() ? -1 : static_cast<int32_t>(found - program.ops.begin());

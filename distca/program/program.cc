@@ -52,11 +52,28 @@ std::string megaflops(const Op& op) {
   return op.flops > 0 ? fmt::format("{:.1f}", op.flops * 1e-6) : "-";
 }
 
-constexpr std::array<const char*, kNumOpKinds> kOpNames = {
-    "embed",    "pre_attention",  "dispatch",  "redispatch", "core_attention",
-    "combine",  "post_attention", "loss",      "hand_over",  "grad_reduce",
-    "grad_add", "grad_gather",    "grad_norm", "optimizer",  "weight_gather"};
-static_assert(kOpNames.back() != nullptr, "a kind of operation has no name");
+struct KindRow {
+  const char* name;
+  bool is_of_weights;
+};
+constexpr std::array<KindRow, kNumOpKinds> kKinds = {{
+    {"embed", false},
+    {"pre_attention", false},
+    {"dispatch", false},
+    {"redispatch", false},
+    {"core_attention", false},
+    {"combine", false},
+    {"post_attention", false},
+    {"loss", false},
+    {"hand_over", false},
+    {"grad_reduce", true},
+    {"grad_add", true},
+    {"grad_gather", true},
+    {"grad_norm", true},
+    {"optimizer", true},
+    {"weight_gather", true},
+}};
+static_assert(kKinds.back().name != nullptr, "a kind of operation has no row");
 
 constexpr std::array<const char*, kNumTaskSets> kTaskSetNames = {"all", "home, first half", "away",
                                                                  "home, rest"};
@@ -86,10 +103,12 @@ const MessageList& messages(const Program& program, const Op& op, bool sent) {
 
 }  // namespace
 
-const char* op_name(OpKind kind) { return kOpNames[static_cast<size_t>(kind)]; }
+const char* op_name(OpKind kind) { return kKinds[static_cast<size_t>(kind)].name; }
 const char* pass_name(Pass pass) { return pass == Pass::kForward ? "forward" : "backward"; }
 const char* task_set_name(TaskSet set) { return kTaskSetNames[static_cast<size_t>(set)]; }
 const char* buffer_name(BufferRole role) { return kBufferNames[static_cast<size_t>(role)]; }
+
+bool is_of_weights(OpKind kind) { return kKinds[static_cast<size_t>(kind)].is_of_weights; }
 
 bool communicates(OpKind kind) {
   switch (kind) {

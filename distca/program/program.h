@@ -95,6 +95,9 @@ struct Op {
 };
 /// Returns true if operations of this kind are communications.
 bool communicates(OpKind kind);
+/// Returns true if operations of this kind sum gradients, or update or send weights. All workers do
+/// them alike, whatever tokens they were given.
+bool is_of_weights(OpKind kind);
 /// The content of the messages of an exchange's communication. Any other operation is a CHECK.
 Content content_of(const Op& op);
 

@@ -217,7 +217,8 @@ double OpTimes::processor_of(OpKind kind) const {
 }
 double OpTimes::of(OpPart part) const {
   double sum = 0;
-  for (int kind = 0; kind < static_cast<int>(OpKind::kGradReduce); ++kind) {
+  for (int kind = 0; kind < kNumOpKinds; ++kind) {
+    if (is_of_weights(static_cast<OpKind>(kind))) continue;
     for (const Parts& parts : seconds[kind]) sum += parts[static_cast<int>(part)];
   }
   return sum;

@@ -9,8 +9,7 @@ RankSample rank_sample(const OpTimes& times, int64_t tokens, int64_t load) {
   double busy_s = 0;
   for (int kind = 0; kind < kNumOpKinds; ++kind) {
     const auto op = static_cast<OpKind>(kind);
-    // All workers do these operations alike, whatever they were given.
-    if (op >= OpKind::kGradReduce) continue;
+    if (is_of_weights(op)) continue;
     busy_s += times.of(op);
     for (const Pass pass : {Pass::kForward, Pass::kBackward})
       busy_s -= times.of(op, pass, OpPart::kWait);

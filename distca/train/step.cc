@@ -37,11 +37,11 @@ class Player final : public OpPlayer {
   // Gradients and weights travel from where they are, and land where they are wanted.
   void pack(const Op& op) override {
     tell(op, false);
-    if (is_of_weights(op)) return;
+    if (is_of_weights(op.kind)) return;
     op.kind == OpKind::kHandOver ? pack_hand_over(op) : attention_.pack(op);
   }
   void land(const Op& op) override {
-    if (is_of_weights(op)) return;
+    if (is_of_weights(op.kind)) return;
     op.kind == OpKind::kHandOver ? land_hand_over(op) : attention_.land(op);
   }
   void issue(const Op& op) override {
@@ -64,7 +64,7 @@ class Player final : public OpPlayer {
 
   void compute(const Op& op) {
     if (op.kind == OpKind::kCoreAttention) return attention_.compute(op);
-    if (is_of_weights(op)) {
+    if (is_of_weights(op.kind)) {
       return update_.play(op, op.kind == OpKind::kGradNorm ? losses_.sum() : 0);
     }
     op.pass == Pass::kForward ? play_forward(op) : play_backward(op);
@@ -73,7 +73,7 @@ class Player final : public OpPlayer {
   /// Calls `work` with what plays a communication.
   template <typename Work>
   void with_its_part(const Op& op, const Work& work) {
-    if (is_of_weights(op)) return work(update_);
+    if (is_of_weights(op.kind)) return work(update_);
     op.kind == OpKind::kHandOver ? work(hand_overs_) : work(attention_);
   }
 
@@ -90,10 +90,6 @@ class Player final : public OpPlayer {
     NanoPhases& nano = *nanos_[op.nano_batch];
     const at::Tensor rows = hand_overs_.land(op);
     op.pass == Pass::kForward ? nano.begin(rows) : nano.begin_backward(rows);
-  }
-
-  static bool is_of_weights(const Op& op) {
-    return op.bucket >= 0 || op.kind == OpKind::kGradNorm || op.kind == OpKind::kOptimizer;
   }
 
   void play_forward(const Op& op) {
