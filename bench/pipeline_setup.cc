@@ -7,7 +7,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/normal.h"
-#include "distca/cost/attention_cost.h"
+#include "distca/cost/attention_shape.h"
 #include "distca/program/overlap.h"
 
 namespace distca::bench {

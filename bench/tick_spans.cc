@@ -24,7 +24,7 @@ double own_share(const PipelineParts& parts, int rank, const Program& program, c
   int64_t own = 0, all = 0;
   for (const ServerTask& task : exchange.rows.tasks) {
     const Task& planned = plan.tasks[task.task];
-    const int64_t pairs = attention_pairs(planned.q, planned.kv, planned.mask);
+    const int64_t pairs = plan.shape.mask.of_task(planned.mask).pairs(planned.q, planned.kv);
     all += pairs;
     if (task.q.buffer == 0) own += pairs;
   }

@@ -42,7 +42,7 @@ std::string documents_and_tokens(const NanoBatch& nano_batch) {
 std::string profile_note(const AttentionShape& shape, const AttentionProfile* profile) {
   if (profile == nullptr) return "";
   AttentionShape measured = profile->shape;
-  measured.window_left = shape.window_left;
+  measured.mask = shape.mask;
   if (measured == shape) return "";
   return "the profile is of another shape or type than the plan: times go by heads x dims, not by "
          "type\n";
@@ -114,7 +114,7 @@ std::string server_table(const Planned& planned) {
 Json shape_json(const AttentionShape& shape) {
   return {{"num_heads", shape.num_heads},         {"num_kv_heads", shape.num_kv_heads},
           {"head_dim_qk", shape.head_dim_qk},     {"head_dim_v", shape.head_dim_v},
-          {"element_bytes", shape.element_bytes}, {"window_left", shape.window_left}};
+          {"element_bytes", shape.element_bytes}, {"window_left", shape.mask.window_left}};
 }
 
 /// Every scheduler on the layout it takes by default; those that know more, with and without it.
@@ -183,29 +183,29 @@ void print_report(const Planned& planned) {
 Json summary_json(const Planned& planned) {
   const Plan& plan = planned.plan;
   const PlanSummary summary = summarize(plan);
-  Json json{
-      {"scheduler", plan.options.scheduler},
-      {"layout", plan.options.layout},
-      {"split_kv", plan.options.split_kv},
-      {"spread", plan.options.spread},
-      {"tolerance", tolerance(plan)},
-      {"price", plan.options.price},
-      {"servers", plan.cluster.num_servers()},
-      {"max_over_mean_before", summary.max_over_mean_before},
-      {"max_over_mean", summary.max_over_mean},
-      {"qkv_bytes", summary.qkv_bytes},
-      {"o_bytes", summary.o_bytes},
-      {"max_send_bytes", summary.max_send_bytes},
-      {"max_recv_bytes", summary.max_receive_bytes},
-      {"max_memory_bytes", summary.max_memory_bytes},
-      {"tokens_max", summary.tokens_max},
-      {"tokens_min", summary.tokens_min},
-      {"tasks", plan.tasks.size()},
-      {"lower_bound_bytes", plan.shape.window_left < 0 ? Json(lower_bound_bytes(plan)) : Json()},
-      {"tolerance_met", summary.tolerance_met},
-      {"shape", shape_json(plan.shape)},
-      {"hash", plan_hash(plan)},
-      {"violations", Json::array()}};  // an invalid plan ends in an error
+  Json json{{"scheduler", plan.options.scheduler},
+            {"layout", plan.options.layout},
+            {"split_kv", plan.options.split_kv},
+            {"spread", plan.options.spread},
+            {"tolerance", tolerance(plan)},
+            {"price", plan.options.price},
+            {"servers", plan.cluster.num_servers()},
+            {"max_over_mean_before", summary.max_over_mean_before},
+            {"max_over_mean", summary.max_over_mean},
+            {"qkv_bytes", summary.qkv_bytes},
+            {"o_bytes", summary.o_bytes},
+            {"max_send_bytes", summary.max_send_bytes},
+            {"max_recv_bytes", summary.max_receive_bytes},
+            {"max_memory_bytes", summary.max_memory_bytes},
+            {"tokens_max", summary.tokens_max},
+            {"tokens_min", summary.tokens_min},
+            {"tasks", plan.tasks.size()},
+            {"lower_bound_bytes",
+             plan.shape.mask.sees_all_before() ? Json(lower_bound_bytes(plan)) : Json()},
+            {"tolerance_met", summary.tolerance_met},
+            {"shape", shape_json(plan.shape)},
+            {"hash", plan_hash(plan)},
+            {"violations", Json::array()}};  // an invalid plan ends in an error
   if (planned.by_time()) {
     json["max_over_mean_time"] = summary.max_over_mean_time;
     json["max_time_ns"] = summary.max_time_ns;

@@ -54,7 +54,7 @@ double best_rate(std::span<const MeasuredTask> tasks, std::vector<int64_t> Measu
                  int64_t pair_flops) {
   double best = 0;
   for (const MeasuredTask& task : tasks) {
-    const int64_t flops = pair_flops * attention_pairs(task.q, task.kv, MaskType::kCausal);
+    const int64_t flops = pair_flops * Mask{}.pairs(task.q, task.kv);
     best = std::max(best, static_cast<double>(flops) / static_cast<double>(fastest(task.*calls)));
   }
   return best;

@@ -303,7 +303,7 @@ std::shared_ptr<RankPlan> CoreAttention::Engine::rank_plan(const BatchPlan& plan
                 comm.size());
   }
   AttentionShape planned = plan.plan().shape;
-  planned.window_left = shape.window_left;
+  planned.mask = shape.mask;
   if (planned != shape) {
     throw Error(
         ErrorKind::kPlan,

@@ -160,7 +160,7 @@ AttentionShape attention_shape(const Shape& shape, int64_t window_left) {
           .head_dim_qk = shape.head_dim,
           .head_dim_v = head_dim_v,
           .element_bytes = element_bytes(shape.dtype),
-          .window_left = window_left};
+          .mask = {.window_left = window_left}};
 }
 
 struct BatchPlan::State {

@@ -65,9 +65,9 @@ std::string shape_fault(const AttentionShape& shape) {
       return fmt::format("shape.{} is {}: 1 to {} wanted", name, value, kMostSize);
     }
   }
-  if (shape.window_left != -1) {
+  if (shape.mask.window_left != -1) {
     return fmt::format("shape.window_left is {}: -1 wanted (profiles have no window)",
-                       shape.window_left);
+                       shape.mask.window_left);
   }
   return {};
 }

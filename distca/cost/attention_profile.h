@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "distca/cost/attention_cost.h"
+#include "distca/cost/attention_shape.h"
 
 namespace distca {
 

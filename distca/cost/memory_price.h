@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "distca/cost/attention_cost.h"
+#include "distca/cost/attention_shape.h"
 
 namespace distca {
 

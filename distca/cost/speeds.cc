@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "distca/base/error.h"
-#include "distca/cost/attention_cost.h"
+#include "distca/cost/attention_shape.h"
 #include "distca/cost/stage_layers.h"
 #include "distca/cost/task_price.h"
 
@@ -100,7 +100,7 @@ Speeds stated_speeds(const ModelShape& layers, int num_servers, const AttentionP
     const int64_t tokens = std::min(profile->q_tokens.back(), profile->kv_tokens.back());
     const TaskPrice price(measured, profile);
     const Range all{0, tokens};
-    const Wide flops = Wide{7} * attention_pairs(all, all, MaskType::kCausal) * measured.num_heads *
+    const Wide flops = Wide{7} * Mask{}.pairs(all, all) * measured.num_heads *
                        (measured.head_dim_qk + measured.head_dim_v);
     speed.linear_ps_per_token =
         static_cast<int64_t>(token_flops * price(all, all) * 1000 / std::max<Wide>(1, flops));

@@ -73,7 +73,7 @@ int64_t whole_ns(double ns) {
 }  // namespace
 
 TaskPrice::TaskPrice(const AttentionShape& shape, const AttentionProfile* profile)
-    : window_left_(shape.window_left) {
+    : mask_(shape.mask), has_closed_form_(profile == nullptr && mask_.sees_all_before()) {
   if (profile == nullptr) return;
   const std::string fault = profile_fault(*profile);
   DISTCA_CHECK(fault.empty(), "{}", fault);
@@ -154,9 +154,9 @@ TaskPrice::Passes TaskPrice::nanoseconds(int64_t queries, int64_t pairs) const {
   return {time(&Node::forward), time(&Node::backward)};
 }
 
-TaskPrice::Passes TaskPrice::passes(const Range& q, const Range& kv, MaskType mask) const {
+TaskPrice::Passes TaskPrice::passes(const Range& q, const Range& kv, MaskKind kind) const {
   DISTCA_CHECK(!in_pairs(), "no profile");
-  const int64_t pairs = attention_pairs(q, kv, mask, window_left_);
+  const int64_t pairs = mask_.of_task(kind).pairs(q, kv);
   return pairs == 0 ? Passes{0, 0} : nanoseconds(q.size(), pairs);
 }
 

@@ -23,8 +23,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "distca/cost/attention_cost.h"
 #include "distca/cost/attention_profile.h"
+#include "distca/cost/attention_shape.h"
 
 namespace distca {
 
@@ -39,27 +39,30 @@ class TaskPrice {
   explicit TaskPrice(const AttentionShape& shape, const AttentionProfile* profile = nullptr);
 
   bool in_pairs() const { return nodes_.empty(); }  // otherwise in ns
+  /// Returns true if the price of rows is their pairs with all keys before them, so that rows of a
+  /// price can be computed and need not be searched.
+  bool has_closed_form() const { return has_closed_form_; }
   /// The price of a task's forward and backward together, 0 for a task without pairs. Ranges are
   /// positions in the document, up to 2^30. The price is monotone: more queries or more keys never
   /// cost less.
-  int64_t operator()(const Range& q, const Range& kv, MaskType mask = MaskType::kCausal) const {
-    const int64_t pairs = attention_pairs(q, kv, mask, window_left_);
+  int64_t operator()(const Range& q, const Range& kv, MaskKind kind = MaskKind::kCausal) const {
+    const int64_t pairs = mask_.of_task(kind).pairs(q, kv);
     if (in_pairs() || pairs == 0) return pairs;
     const Passes time = nanoseconds(q.size(), pairs);
     return time.forward + time.backward;
   }
   /// The price of rows with all keys that they may see.
   int64_t of_rows(const Range& q) const {
-    if (in_pairs() && window_left_ < 0) {  // the most frequent case in searches: two triangles
+    if (has_closed_form_) {  // the most frequent case in searches: two triangles
       return (q.end * (q.end + 1) - q.begin * (q.begin + 1)) / 2;
     }
-    return (*this)(q, visible_keys(q, window_left_));
+    return (*this)(q, mask_.keys(q));
   }
   struct Passes {
     int64_t forward, backward;  // ns
   };
   /// The price of each pass. Both add up to the price. Only with a profile (CHECK).
-  Passes passes(const Range& q, const Range& kv, MaskType mask = MaskType::kCausal) const;
+  Passes passes(const Range& q, const Range& kv, MaskKind kind = MaskKind::kCausal) const;
 
  private:
   struct Node {
@@ -69,7 +72,8 @@ class TaskPrice {
   void build(const AttentionProfile& profile, double scale);
   Passes nanoseconds(int64_t queries, int64_t pairs) const;
 
-  int64_t window_left_;
+  Mask mask_;
+  bool has_closed_form_;
   // Times at queries x keys, with 8 steps for each octave. Bilinear interpolation between them is
   // as good as the profile, and it is monotone because they are. Entries with more queries than
   // keys repeat the triangle.

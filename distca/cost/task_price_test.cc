@@ -19,7 +19,7 @@ AttentionProfile jittering_profile(uint64_t seed) {
   profile.kv_tokens = {64, 128, 1000, 2048, 4096, 16384};
   for (const int64_t q : profile.q_tokens) {
     for (const int64_t kv : profile.kv_tokens) {
-      const int64_t ns = 5000 + attention_pairs({kv - q, kv}, {0, kv}, MaskType::kCausal) / 3;
+      const int64_t ns = 5000 + Mask{}.pairs({kv - q, kv}, {0, kv}) / 3;
       const auto jittered = [&] {
         return q > kv ? 0 : ns + static_cast<int64_t>(random.below(static_cast<uint64_t>(ns / 5)));
       };
@@ -44,10 +44,10 @@ int64_t random_length(Random& random, uint64_t most_bits) {
 }
 
 TEST(TaskPrice, without_a_profile_is_pairs) {
-  const TaskPrice price(AttentionShape{.window_left = 10});
+  const TaskPrice price(AttentionShape{.mask = {.window_left = 10}});
   EXPECT_TRUE(price.in_pairs());
   EXPECT_EQ(price({50, 80}, {0, 80}), 30 * 11);
-  EXPECT_EQ(price({50, 80}, {0, 40}, MaskType::kFull), 30 * 40);
+  EXPECT_EQ(price({50, 80}, {0, 40}, MaskKind::kFull), 30 * 40);
   EXPECT_THROW(price.passes({0, 1}, {0, 1}).forward, CheckFailure);
 }
 
@@ -72,7 +72,7 @@ TEST(TaskPrice, between_points_is_pairs_over_the_bilinear_throughput) {
   const size_t columns = profile.kv_tokens.size();
   const auto rate = [&](size_t i, size_t j) {
     const int64_t q = profile.q_tokens[i], kv = profile.kv_tokens[j];
-    return static_cast<double>(attention_pairs({kv - q, kv}, {0, kv}, MaskType::kCausal)) /
+    return static_cast<double>(Mask{}.pairs({kv - q, kv}, {0, kv})) /
            static_cast<double>(profile.forward_ns[i * columns + j]);
   };
   Random random(3);
@@ -83,8 +83,7 @@ TEST(TaskPrice, between_points_is_pairs_over_the_bilinear_throughput) {
     const auto kv = static_cast<int64_t>(static_cast<double>(profile.kv_tokens[j]) * (1 + v));
     const double throughput = (rate(i, j) * (1 - v) + rate(i, j + 1) * v) * (1 - u) +
                               (rate(i + 1, j) * (1 - v) + rate(i + 1, j + 1) * v) * u;
-    const double expected =
-        static_cast<double>(attention_pairs({kv - q, kv}, {0, kv}, MaskType::kCausal)) / throughput;
+    const double expected = static_cast<double>(Mask{}.pairs({kv - q, kv}, {0, kv})) / throughput;
     EXPECT_NEAR(static_cast<double>(price.passes({kv - q, kv}, {0, kv}).forward), expected,
                 2 + 0.005 * expected)
         << q << " " << kv;
@@ -101,7 +100,7 @@ TEST(TaskPrice, beyond_the_grid_goes_by_pairs) {
            static_cast<double>(price.passes(of_q, {0, of_end}).forward);
   };
   const auto pairs = [](const Range& q) {
-    return static_cast<double>(attention_pairs(q, {0, q.end}, MaskType::kCausal));
+    return static_cast<double>(Mask{}.pairs(q, {0, q.end}));
   };
   // Documents, shards of 128 at the end of a long one, and both sizes beyond the grid.
   EXPECT_NEAR(ratio({0, full.end}, {0, most}, most), pairs({0, full.end}) / pairs({0, most}), 1);
@@ -129,9 +128,9 @@ TEST(TaskPrice, more_queries_or_keys_never_cost_less) {
     for (int trial = 0; trial < 30000; ++trial) {
       const int64_t length = random_length(random, trial % 2 == 0 ? 13 : 30);
       AttentionShape shape = kShape;
-      if (trial % 64 == 0) shape.window_left = static_cast<int64_t>(random.below(length));
+      if (trial % 64 == 0) shape.mask.window_left = static_cast<int64_t>(random.below(length));
       const TaskPrice windowed = trial % 64 == 0 ? TaskPrice(shape, &profile) : everything;
-      const MaskType mask = random.below(4) == 0 ? MaskType::kFull : MaskType::kCausal;
+      const MaskKind mask = random.below(4) == 0 ? MaskKind::kFull : MaskKind::kCausal;
       const Range q = random_range(random, 0, length), kv = random_range(random, 0, length);
       // By a single token, where rounding would show, or by many.
       const auto more = [&](const Range& range) {
@@ -196,12 +195,12 @@ TEST(TaskPrice, pairs_decide_whatever_keys_they_are_of) {
   const AttentionProfile profile = h200_profile();
   AttentionShape shape = kShape;
   const TaskPrice everything(shape, &profile);
-  shape.window_left = 1023;
+  shape.mask.window_left = 1023;
   const TaskPrice windowed(shape, &profile);
   // 4,096 queries that see 1,024 keys each, as a window and as a rectangle.
   EXPECT_EQ(windowed({8192, 12288}, {0, 12288}), everything({8192, 12288}, {0, 1024}));
   EXPECT_EQ(everything({8192, 12288}, {0, 1024}),
-            everything({0, 4096}, {0, 1024}, MaskType::kFull));
+            everything({0, 4096}, {0, 1024}, MaskKind::kFull));
   EXPECT_EQ(everything({10, 20}, {20, 30}), 0);
   EXPECT_EQ(everything({10, 10}, {0, 30}), 0);
 }
@@ -223,7 +222,7 @@ TEST(TaskPrice, the_largest_task_of_the_slowest_machine_does_not_overflow) {
   const TaskPrice price(kShape, &profile);
   const Range all{0, int64_t{1} << 30};
   EXPECT_EQ(price(all, all), 2 * TaskPrice::kMostNs);
-  EXPECT_EQ(price(all, all, MaskType::kFull), 2 * TaskPrice::kMostNs);
+  EXPECT_EQ(price(all, all, MaskKind::kFull), 2 * TaskPrice::kMostNs);
 }
 
 }  // namespace

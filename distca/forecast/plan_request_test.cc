@@ -40,14 +40,14 @@ TEST(PlanRequest, the_plan_is_asked_for_what_the_keys_say) {
   EXPECT_EQ(defaults.options.tolerance_ppm, PlanOptions::kOwnTolerance);
   EXPECT_EQ(request({"plan.tolerance=0"}).options.tolerance_ppm, 0);
   EXPECT_EQ(request({"plan.tolerance=0.035"}).options.tolerance_ppm, 35'000);
-  EXPECT_EQ(defaults.shape.window_left, -1);
+  EXPECT_EQ(defaults.shape.mask.window_left, -1);
   EXPECT_FALSE(defaults.options.split_kv || defaults.options.spread);
   EXPECT_EQ(defaults.profile, nullptr);
   const PlanRequest asked =
       request({"plan.layout=sequential", "plan.split_kv=true", "plan.spread=true",
                "plan.profile=h200", "model.sliding_window=200"});
   EXPECT_EQ(asked.options.layout, "sequential");
-  EXPECT_EQ(asked.shape.window_left, 199);
+  EXPECT_EQ(asked.shape.mask.window_left, 199);
   EXPECT_TRUE(asked.options.split_kv && asked.options.spread);
   ASSERT_NE(asked.profile, nullptr);
   EXPECT_EQ(*asked.profile, h200_profile());
@@ -100,8 +100,8 @@ TEST(PlanRequest, layers_with_other_windows_have_plans_of_their_own_on_the_same_
     EXPECT_EQ(wide.layout, full.plan(nano).layout);
     EXPECT_EQ(narrow.layout, wide.layout);
     EXPECT_EQ(narrow.nano_batch, wide.nano_batch);
-    EXPECT_EQ(wide.shape.window_left, -1);
-    EXPECT_EQ(narrow.shape.window_left, 199);
+    EXPECT_EQ(wide.shape.mask.window_left, -1);
+    EXPECT_EQ(narrow.shape.mask.window_left, 199);
     EXPECT_LT(pairs(narrow), pairs(wide) / 4);
     // One layer has the wide one, two have the narrow one.
     EXPECT_EQ(3 * wide.cluster.memory.kept_key_bytes,

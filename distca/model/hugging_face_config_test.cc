@@ -259,8 +259,8 @@ TEST(hugging_face_config, windows_may_differ_by_layer) {
     EXPECT_EQ(model.layer_types, types) << type;
     EXPECT_THAT(model.windows(), ElementsAre(0, 16)) << type;
     EXPECT_THAT(model.window_of_layer(), ElementsAre(0, 1)) << type;
-    EXPECT_EQ(model.shape(0).attention.window_left, -1);
-    EXPECT_EQ(model.shape(1).attention.window_left, 15);
+    EXPECT_EQ(model.shape(0).attention.mask.window_left, -1);
+    EXPECT_EQ(model.shape(1).attention.mask.window_left, 15);
     const Json written = model.to_hugging_face(8192);
     EXPECT_EQ(written["layer_types"], Json({"full_attention", "sliding_attention"}));
     EXPECT_EQ(written.value("max_window_layers", 1), 1) << "what older ones read";

@@ -109,7 +109,7 @@ ModelShape LlamaConfig::shape(size_t window) const {
                         .head_dim_qk = head_dim,
                         .head_dim_v = head_dim,
                         .element_bytes = element_bytes(dtype),
-                        .window_left = windows().at(window) - 1},  // 0 tokens: -1, all
+                        .mask = {.window_left = windows().at(window) - 1}},  // 0 tokens: -1, all
           .vocab_size = vocab_size,
           .has_qk_norm = has_qk_norm()};
 }

@@ -26,7 +26,7 @@ class Accounting {
     const TaskPrice price(shape, profile);
     for (const Task& task : tasks) {
       ServerLoad& load = load_[task.server];
-      load.pairs += attention_pairs(task.q, task.kv, task.mask, shape.window_left);
+      load.pairs += shape.mask.of_task(task.mask).pairs(task.q, task.kv);
       if (profile != nullptr) load.time_ns += price(task.q, task.kv, task.mask);
     }
     fetch(tasks, &Task::kv, {shape.kv_token_bytes(), 0, plan_.cluster.memory.kept_key_bytes});

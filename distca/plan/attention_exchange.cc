@@ -10,13 +10,12 @@
 namespace distca {
 namespace {
 
-/// (query, key) pairs of a task under a causal mask.
-int64_t causal_pairs(const ServerTask& task, int64_t window_left) {
+/// (query, key) pairs of a task under this mask.
+int64_t pairs_of(const ServerTask& task, const Mask& mask) {
   const Range q{task.q.position, task.q.position + task.q.tokens};
   int64_t pairs = 0;
   for (const BufferRows& rows : task.kv) {
-    pairs += attention_pairs(q, {rows.position, rows.position + rows.tokens}, MaskType::kCausal,
-                             window_left);
+    pairs += mask.pairs(q, {rows.position, rows.position + rows.tokens});
   }
   return pairs;
 }
@@ -24,12 +23,12 @@ int64_t causal_pairs(const ServerTask& task, int64_t window_left) {
 /// How many tasks at home are about half of their pairs.
 size_t first_half(const std::vector<ServerTask>& tasks, const std::vector<int32_t>& home) {
   int64_t all = 0;
-  for (const int32_t task : home) all += causal_pairs(tasks[task], -1);
+  for (const int32_t task : home) all += pairs_of(tasks[task], Mask{});
   // The half ends at the task that brings its pairs nearest to a half of all.
   size_t first = 0;
   int64_t pairs = 0, distance = all;
   for (size_t i = 0; i < home.size(); ++i) {
-    pairs += causal_pairs(tasks[home[i]], -1);
+    pairs += pairs_of(tasks[home[i]], Mask{});
     if (std::abs(all - 2 * pairs) >= distance) break;
     distance = std::abs(all - 2 * pairs);
     first = i + 1;
@@ -52,7 +51,7 @@ void divide_tasks(AttentionExchange& exchange) {
   for (const TaskSet set : {TaskSet::kHomeFirst, TaskSet::kAway, TaskSet::kHomeRest}) {
     int64_t& pairs = exchange.pairs[static_cast<size_t>(set)];
     for (const int32_t task : exchange.tasks_of(set)) {
-      pairs += causal_pairs(tasks[task], exchange.shape.window_left);
+      pairs += pairs_of(tasks[task], exchange.shape.mask);
     }
     exchange.pairs[static_cast<size_t>(TaskSet::kAll)] += pairs;
   }

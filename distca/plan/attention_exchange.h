@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "distca/base/scalar_type.h"
-#include "distca/cost/attention_cost.h"
+#include "distca/cost/attention_shape.h"
 #include "distca/plan/exchange.h"
 
 namespace distca {

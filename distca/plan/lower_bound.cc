@@ -27,7 +27,7 @@ double fewest_keys(const Document& document, double allowed_pairs) {
 }  // namespace
 
 int64_t lower_bound_bytes(const Plan& plan) {
-  if (plan.shape.window_left >= 0) return 0;
+  if (!plan.shape.mask.sees_all_before()) return 0;
   const auto& capacity = plan.cluster.capacity;
   const auto all =
       static_cast<double>(std::accumulate(capacity.begin(), capacity.end(), int64_t{0}));

@@ -54,7 +54,7 @@ TEST(LowerBound, is_nothing_where_every_document_fits_a_server) {
   EXPECT_EQ(lower_bound_bytes(unplanned(request_for({1, 1, 1, 1}, 4))), 0);
   EXPECT_EQ(lower_bound_bytes(unplanned(request_for(std::vector<int64_t>(8, 4096), 4))), 0);
   PlanRequest window = request_for({65'536}, 4);
-  window.shape.window_left = 1024;
+  window.shape.mask.window_left = 1024;
   EXPECT_EQ(lower_bound_bytes(unplanned(window)), 0);
 }
 

@@ -53,6 +53,7 @@ void check_cluster(const Cluster& cluster) {
 }
 
 void check_request(const PlanRequest& request) {
+  DISTCA_CHECK(request.shape.mask.kind == MaskKind::kCausal, "plans are for causal masks");
   check_cluster(request.cluster);
   int64_t tokens = 0;
   const auto& documents = request.nano_batch.documents;
@@ -267,8 +268,7 @@ std::vector<int64_t> packed_load(const Plan& plan) {
   std::vector<int64_t> pairs(plan.load.size(), 0);
   for (int worker = 0; worker < packed.num_workers(); ++worker) {
     for (const Segment& segment : packed.workers[worker]) {
-      pairs[worker] += attention_pairs(segment.tokens, {0, segment.tokens.end}, MaskType::kCausal,
-                                       plan.shape.window_left);
+      pairs[worker] += plan.shape.mask.pairs(segment.tokens, {0, segment.tokens.end});
     }
   }
   return pairs;

@@ -21,8 +21,8 @@
 #include "distca/base/integers.h"
 #include "distca/batch/document.h"
 #include "distca/batch/layout.h"
-#include "distca/cost/attention_cost.h"
 #include "distca/cost/attention_profile.h"
+#include "distca/cost/attention_shape.h"
 #include "distca/cost/cluster.h"
 
 namespace distca {
@@ -37,7 +37,7 @@ struct Task {
   /// results are merged by LSE at home.
   Range kv;
   int server = 0;
-  MaskType mask = MaskType::kCausal;
+  MaskKind mask = MaskKind::kCausal;
   bool operator==(const Task&) const = default;
 };
 

@@ -18,7 +18,7 @@ constexpr int64_t kMaxTokenBytes = int64_t{1} << 30;
 
 Json to_json(const Range& range) { return Json::array({range.begin, range.end}); }
 
-const char* mask_name(MaskType mask) { return mask == MaskType::kFull ? "full" : "causal"; }
+const char* mask_name(MaskKind mask) { return mask == MaskKind::kFull ? "full" : "causal"; }
 
 // The fields of each struct, once for writing and reading.
 
@@ -53,7 +53,7 @@ void visit_shape(Visit visit, T& shape) {
   visit("head_dim_qk", shape.head_dim_qk, 1, kMost);
   visit("head_dim_v", shape.head_dim_v, 1, kMost);
   visit("element_bytes", shape.element_bytes, 1, 8);
-  visit("window_left", shape.window_left, -1, kMaxInteger);
+  visit("window_left", shape.mask.window_left, -1, kMaxInteger);
 }
 
 template <typename Visit, typename T>
@@ -127,7 +127,7 @@ Task task_from(const JsonField& field, const Plan& plan) {
   task.server = static_cast<int>(field["server"].integer(0, plan.cluster.num_servers() - 1));
   const std::string mask = field["mask"].text();
   if (mask != "causal" && mask != "full") field["mask"].expect(false, "\"causal\" or \"full\"");
-  task.mask = mask == "full" ? MaskType::kFull : MaskType::kCausal;
+  task.mask = mask == "full" ? MaskKind::kFull : MaskKind::kCausal;
   return task;
 }
 

@@ -19,7 +19,7 @@ TEST(PlanJson, what_is_written_is_read_back) {
   Random random(8);
   for (int trial = 0; trial < 50; ++trial) {
     Plan plan = testing::random_plan(1 + static_cast<int>(random.below(5)), 1, random);
-    if (!plan.tasks.empty()) plan.tasks[0].mask = MaskType::kFull;
+    if (!plan.tasks.empty()) plan.tasks[0].mask = MaskKind::kFull;
     plan.options.tolerance_ppm = static_cast<int64_t>(random.below(100'000));
     plan.cluster.max_tokens_per_worker = static_cast<int64_t>(random.below(100));
     const std::string json = plan_to_json(plan);

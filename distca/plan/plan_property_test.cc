@@ -149,7 +149,7 @@ const Kind kKinds[] = {
      [](Random& random) {
        constexpr int64_t kWindows[] = {0, 1, 127, 128, 500, 1000, 4096, 1 << 20};
        PlanRequest request = any_request(random);
-       request.shape.window_left = kWindows[random.below(std::size(kWindows))];
+       request.shape.mask.window_left = kWindows[random.below(std::size(kWindows))];
        return request;
      }},
     {"priced_in_time",
@@ -199,7 +199,7 @@ const Kind kKinds[] = {
        tighten(cluster.max_memory_bytes, most(local, &ServerLoad::memory_bytes), random);
        cluster.max_send_bytes = 1 + below(random, 8 << 20);
        cluster.max_receive_bytes = 1 + below(random, 8 << 20);
-       request.shape.window_left = 100 + below(random, 3000);
+       request.shape.mask.window_left = 100 + below(random, 3000);
        return request;
      }},
 };
@@ -257,7 +257,7 @@ bool could_be_met(const PlanRequest& request) {
 /// Schedulers take care not to make a load worse, as they count it: in pairs, and but for
 /// `balanced` without windows. A cap may leave no choice.
 bool balances(const PlanRequest& request) {
-  const bool whole = request.shape.window_left < 0 || request.options.scheduler == "balanced";
+  const bool whole = request.shape.mask.window_left < 0 || request.options.scheduler == "balanced";
   return whole && request.profile == nullptr && demands(request.cluster).empty();
 }
 
@@ -265,7 +265,7 @@ bool balances(const PlanRequest& request) {
 bool keeps_shares(const PlanRequest& request) {
   const SchedulerEntry& scheduler = find_scheduler(request.options.scheduler);
   const Cluster& cluster = request.cluster;
-  return scheduler.capacities && request.profile == nullptr && request.shape.window_left < 0 &&
+  return scheduler.capacities && request.profile == nullptr && request.shape.mask.window_left < 0 &&
          cluster.max_send_bytes == 0 && cluster.max_receive_bytes == 0 &&
          cluster.max_memory_bytes == 0;
 }
@@ -277,7 +277,7 @@ int64_t largest_block(const Plan& plan) {
     const int64_t begin = round_down(std::max<int64_t>(0, document.length - 1), kBlockTokens);
     for (const int64_t first : {begin, std::max<int64_t>(0, begin - kBlockTokens)}) {
       const Range rows{first, std::min(first + kBlockTokens, document.length)};
-      most = std::max(most, attention_pairs(rows, {0, rows.end}, MaskType::kCausal));
+      most = std::max(most, Mask{}.pairs(rows, {0, rows.end}));
     }
   }
   return most;
@@ -289,7 +289,7 @@ int64_t smallest_block(const Plan& plan, int server) {
   for (const Task& task : plan.tasks) {
     if (task.server != server) continue;
     const int64_t cut = std::min(task.q.end, round_down(task.q.begin, kBlockTokens) + kBlockTokens);
-    least = std::min(least, attention_pairs({task.q.begin, cut}, task.kv, task.mask));
+    least = std::min(least, plan.shape.mask.of_task(task.mask).pairs({task.q.begin, cut}, task.kv));
   }
   return least;
 }

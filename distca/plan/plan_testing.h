@@ -85,8 +85,7 @@ inline std::vector<int64_t> home_load(const Plan& plan) {
   std::vector<int64_t> pairs(plan.load.size(), 0);
   for (int worker = 0; worker < plan.layout.num_workers(); ++worker) {
     for (const Segment& segment : plan.layout.workers[worker]) {
-      pairs[worker] += attention_pairs(segment.tokens, {0, segment.tokens.end}, MaskType::kCausal,
-                                       plan.shape.window_left);
+      pairs[worker] += plan.shape.mask.pairs(segment.tokens, {0, segment.tokens.end});
     }
   }
   return pairs;

@@ -94,7 +94,7 @@ inline std::vector<NamedRequest> pinned_requests(const std::string& folder) {
   odd.request.cluster.capacity = {3, 1, 4, 1, 5, 9, 2, 6};  // server 7 is dedicated
   odd.request.cluster.ranks_per_node = 3;
   odd.request.cluster.memory = {.token_bytes = 1000, .kept_query_bytes = 100, .kept_key_bytes = 70};
-  odd.request.shape.window_left = 9'000;
+  odd.request.shape.mask.window_left = 9'000;
   requests.push_back(odd);
   return requests;
 }

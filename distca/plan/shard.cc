@@ -19,7 +19,7 @@ ShardShape cheapest_shard(double item_q, double item_kv, double share, double q_
 
 Range ShardRows::ending_at(int64_t end, const Range& q, const LoadWish& wish) const {
   const auto load = [this](const Range& rows) { return price_.of_rows(rows); };
-  if (!closed_form_) return highest({q.begin, end}, load, wish);
+  if (!price_.has_closed_form()) return highest({q.begin, end}, load, wish);
   const double middle = static_cast<double>(end) + 0.5;
   const double root =
       std::sqrt(std::max(0.0, middle * middle - 2.0 * static_cast<double>(wish.wanted)));
@@ -30,7 +30,7 @@ Range ShardRows::ending_at(int64_t end, const Range& q, const LoadWish& wish) co
 
 Range ShardRows::from_begin(const Range& q, const LoadWish& wish) const {
   const auto load = [this](const Range& rows) { return price_.of_rows(rows); };
-  if (!closed_form_) return lowest(q, load, wish);
+  if (!price_.has_closed_form()) return lowest(q, load, wish);
   const double below = static_cast<double>(q.begin) + 0.5;
   const double root = std::sqrt(below * below + 2.0 * static_cast<double>(wish.wanted));
   const int64_t block = std::clamp(static_cast<int64_t>(root - 0.5) / kBlockTokens + 1,

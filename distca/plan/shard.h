@@ -32,8 +32,7 @@ ShardShape cheapest_shard(double item_q, double item_kv, double share, double q_
 class ShardRows {
  public:
   /// Borrows the price, which must be that of the shape.
-  ShardRows(const AttentionShape& shape, const TaskPrice& price)
-      : shape_(shape), price_(price), closed_form_(price.in_pairs() && shape.window_left < 0) {}
+  ShardRows(const AttentionShape& shape, const TaskPrice& price) : shape_(shape), price_(price) {}
 
   /// The fewest whole blocks of q just below `end` that have the load of the wish, as highest() in
   /// cuts.h finds them, where rows have all keys that they may see. Empty where even one block is
@@ -52,7 +51,6 @@ class ShardRows {
  private:
   const AttentionShape shape_;
   const TaskPrice& price_;
-  const bool closed_form_;  // pairs of all keys: rows are computed, not searched
 };
 
 }  // namespace distca

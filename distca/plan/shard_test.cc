@@ -51,7 +51,7 @@ TEST(ShardShape, no_other_shard_of_the_item_is_cheaper) {
 TEST(ShardRows, the_closed_form_finds_what_the_search_finds) {
   const AttentionShape all;
   AttentionShape wide;
-  wide.window_left = int64_t{1} << 29;  // sees all keys, but is searched
+  wide.mask.window_left = int64_t{1} << 29;  // sees all keys, but is searched
   const TaskPrice all_price(all);
   const TaskPrice wide_price(wide);
   const ShardRows closed(all, all_price);
@@ -91,7 +91,7 @@ TEST(ShardRows, a_shard_is_cut_at_blocks_and_as_near_the_wanted_load_as_they_all
 
 TEST(ShardRows, in_a_window_all_rows_below_cost_alike) {
   AttentionShape shape;
-  shape.window_left = 1000;
+  shape.mask.window_left = 1000;
   const TaskPrice price(shape);
   const ShardRows rows(shape, price);
   const int64_t four_blocks = 4 * kBlockTokens * 1001;

@@ -45,6 +45,7 @@ class Validator {
   bool shapes_right() {
     const auto& documents = plan_.nano_batch.documents;
     int64_t tokens = 0;
+    if (plan_.shape.mask.kind != MaskKind::kCausal) report("the mask of the shape is not causal");
     for (size_t i = 0; i < documents.size(); ++i) {
       if (documents[i].id != static_cast<int64_t>(i))
         report("document {} has id {}", i, documents[i].id);
@@ -155,8 +156,8 @@ class Validator {
   }
 
   void check_mask(size_t index, const Task& task) {
-    const int64_t window = plan_.shape.window_left;
-    if (task.mask == MaskType::kFull) {
+    const int64_t window = plan_.shape.mask.window_left;
+    if (task.mask == MaskKind::kFull) {
       if (task.kv.end > task.q.begin + 1) {
         report("task {}: a full mask on q {} and kv {} lets queries see later keys", index,
                words(task.q), words(task.kv));
@@ -166,7 +167,7 @@ class Validator {
                index, words(task.q), words(task.kv), window);
       }
     }
-    const Range seen = seen_keys(task.q, window);
+    const Range seen = seen_keys(task.q, plan_.shape.mask);
     if (!plan_.options.split_kv && !task.kv.contains(seen)) {
       report("task {}: kv {} is a part of the keys {} that its queries see, split_kv is off", index,
              words(task.kv), words(seen));
@@ -209,7 +210,7 @@ class Validator {
   }
 
   void check_rows(size_t document, const Range& rows) {
-    const Range keys = seen_keys(rows, plan_.shape.window_left);
+    const Range keys = seen_keys(rows, plan_.shape.mask);
     int64_t seen = keys.begin;
     const auto missing = [&](int64_t end) {
       report("document {}: queries {} x keys {} are computed by no task", document, words(rows),

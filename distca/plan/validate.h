@@ -33,8 +33,8 @@ struct ValidateOptions {
 
 /// Returns one line for each violation, and nothing for a valid plan. Checks that
 ///  - the layout holds every token of every document exactly once;
-///  - every (query, key) pair that the documents' causal mask allows, within shape.window_left, is
-///    computed exactly once, and no pair that it forbids;
+///  - shape.mask is causal; every (query, key) pair that it allows is computed exactly once, and no
+///    pair that it forbids;
 ///  - a task's queries lie in one segment, its server exists, and tasks are sorted;
 ///  - without options.split_kv, a task has all keys that its queries see;
 ///  - documents are cut at multiples of 128 from their start, or at their end;

@@ -133,7 +133,7 @@ class Recount {
 
   int64_t pairs_of(const Task& task) const {
     const int64_t rows = task.q.end - task.q.begin;
-    if (task.mask == MaskType::kFull) return rows * (task.kv.end - task.kv.begin);
+    if (task.mask == MaskKind::kFull) return rows * (task.kv.end - task.kv.begin);
     // Pairs of keys from `key` on that lie at least `back` before their query, by the triangle's
     // size.
     const auto from = [&task](int64_t key, int64_t back) {
@@ -143,7 +143,7 @@ class Recount {
     const auto pairs = [&](int64_t back) {
       return from(task.kv.begin, back) - from(task.kv.end, back);
     };
-    const int64_t window = plan_.shape.window_left;
+    const int64_t window = plan_.shape.mask.window_left;
     return window < 0 || window >= task.q.end ? pairs(0) : pairs(0) - pairs(window + 1);
   }
 

@@ -80,7 +80,8 @@ struct Held {
 };
 
 /// The keys that at least one of these queries sees under the causal mask.
-inline Range seen_keys(const Range& q, int64_t window_left) {
+inline Range seen_keys(const Range& q, const Mask& mask) {
+  const int64_t window_left = mask.window_left;
   return {window_left < 0 || window_left > q.begin ? 0 : q.begin - window_left, q.end};
 }
 

@@ -115,18 +115,20 @@ const Damage kDamages[] = {
     {"window_wider_than_the_keys", "computed by no task",
      [](Plan& plan) {
        plan.options.split_kv = true;
-       plan.shape.window_left = 1000;
+       plan.shape.mask.window_left = 1000;
        Task& last = *std::find_if(plan.tasks.begin(), plan.tasks.end(),
                                   [](const Task& task) { return task.q.begin > 2000; });
        last.kv.begin = round_up(last.q.begin - 1000, kBlockTokens) + kBlockTokens;
      }},
+    {"mask_that_is_not_causal", "the mask of the shape is not causal",
+     [](Plan& plan) { plan.shape.mask.kind = MaskKind::kFull; }},
     {"full_mask", "lets queries see later keys",
-     [](Plan& plan) { plan.tasks[0].mask = MaskType::kFull; }},
+     [](Plan& plan) { plan.tasks[0].mask = MaskKind::kFull; }},
     {"full_mask_beyond_the_window", "lets queries see keys before the window 100",
      [](Plan& plan) {
-       plan.shape.window_left = 100;
+       plan.shape.mask.window_left = 100;
        Task& task = plan.tasks.back();
-       task = {task.document, {128, 256}, {0, 128}, task.server, MaskType::kFull};
+       task = {task.document, {128, 256}, {0, 128}, task.server, MaskKind::kFull};
      }},
     {"queries_of_two_segments", "does not lie in one segment",
      [](Plan& plan) {
@@ -228,7 +230,7 @@ TEST(Validate, a_flood_of_violations_is_cut) {
 
 /// Every allowed pair exactly once, no other, pair by pair.
 bool each_pair_once(const Plan& plan) {
-  const int64_t window = plan.shape.window_left;
+  const int64_t window = plan.shape.mask.window_left;
   const auto allowed = [window](int64_t i, int64_t j) {
     return j <= i && (window < 0 || j >= i - window);
   };
@@ -241,7 +243,7 @@ bool each_pair_once(const Plan& plan) {
               !task.kv.contains({j, j + 1})) {
             continue;
           }
-          times += task.mask == MaskType::kFull || allowed(i, j);
+          times += task.mask == MaskKind::kFull || allowed(i, j);
         }
         if (times != allowed(i, j)) return false;
       }
@@ -265,17 +267,17 @@ TEST(Validate, agrees_with_a_count_pair_by_pair) {
     Plan plan;
     plan.nano_batch = NanoBatch::from_lengths({6, 9});
     plan.options.split_kv = true;
-    plan.shape.window_left = static_cast<int64_t>(random.below(12)) - 3;
+    plan.shape.mask.window_left = static_cast<int64_t>(random.below(12)) - 3;
     plan.layout.workers = {{{0, {0, 6}}, {1, {0, 9}}}};
     for (const Document& document : plan.nano_batch.documents) {
       const auto cut = 1 + static_cast<int64_t>(random.below(document.length - 1));
       const auto key = 1 + static_cast<int64_t>(random.below(document.length - 1));
-      const MaskType low =
-          key <= cut + 1 && random.below(2) == 0 ? MaskType::kFull : MaskType::kCausal;
-      plan.tasks.push_back({document.id, {0, cut}, {0, document.length}, 0, MaskType::kCausal});
+      const MaskKind low =
+          key <= cut + 1 && random.below(2) == 0 ? MaskKind::kFull : MaskKind::kCausal;
+      plan.tasks.push_back({document.id, {0, cut}, {0, document.length}, 0, MaskKind::kCausal});
       plan.tasks.push_back({document.id, {cut, document.length}, {0, key}, 0, low});
       plan.tasks.push_back(
-          {document.id, {cut, document.length}, {key, document.length}, 0, MaskType::kCausal});
+          {document.id, {cut, document.length}, {key, document.length}, 0, MaskKind::kCausal});
     }
     if (random.below(2) == 0) {  // move one edge of one range by one
       Task& task = plan.tasks[random.below(plan.tasks.size())];

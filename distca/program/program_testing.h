@@ -23,7 +23,7 @@ struct StepExchanges {
   int num_ranks() const { return static_cast<int>(of_ranks.size()); }
 };
 
-/// One plan for each list of document lengths and each window (AttentionShape::window_left), all
+/// One plan for each list of document lengths and each window (Mask::window_left), all
 /// those of a list on the first one's layout.
 inline StepExchanges plan_step(const std::vector<std::vector<int64_t>>& nano_batches,
                                const Cluster& cluster, const PlanOptions& options = {},
@@ -38,7 +38,7 @@ inline StepExchanges plan_step(const std::vector<std::vector<int64_t>>& nano_bat
         .options = options};
     const Layout layout = make_layout(request);
     for (const int64_t window_left : windows) {
-      request.shape.window_left = window_left;
+      request.shape.mask.window_left = window_left;
       step.plans.push_back(std::make_unique<Plan>(make_plan(request, layout)));
       const PlanIndex index(*step.plans.back());
       for (int rank = 0; rank < cluster.num_servers(); ++rank) {

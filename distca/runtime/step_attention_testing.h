@@ -45,7 +45,7 @@ inline Program attention_program(const std::vector<RankExchange>& exchanges,
                              .head_dim_qk = shape.head_dim_qk,
                              .head_dim_v = shape.head_dim_v,
                              .element_bytes = element_bytes(type),
-                             .window_left = style.window_left};
+                             .mask = {.window_left = style.window_left}};
   for (const RankExchange& rows : exchanges) {
     request.nano_batches.push_back(
         {.exchange = std::make_shared<const AttentionExchange>(make_attention_exchange(

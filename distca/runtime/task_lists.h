@@ -1,6 +1,6 @@
 #pragma once
 // The tasks that a rank has under an exchange, as kernels take them (kernels/attention.h), without
-// the rows on which they are computed. It needs no PyTorch. Any thread may call the function.
+// the rows on which they are computed. It needs no PyTorch. Any thread may call the functions.
 
 #include <array>
 #include <cstdint>
@@ -18,6 +18,8 @@ struct TaskLists {
   kernels::TaskList backward;          // all tasks
   std::vector<int32_t> partial_tasks;  // [partial.tasks] the index in rows.tasks
 };
+/// The mask of a plan, as kernels take it.
+kernels::Mask kernel_mask(const Mask& mask);
 /// [TaskSet] The lists of an exchange. They have no buffers yet.
 std::array<TaskLists, kNumTaskSets> task_lists(const AttentionExchange& exchange);
 

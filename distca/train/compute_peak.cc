@@ -18,6 +18,7 @@
 #include "distca/kernels/cpu/peak.h"
 #include "distca/kernels/varlen_launches.h"
 #include "distca/runtime/cuda/deterministic_price.h"
+#include "distca/runtime/task_lists.h"
 
 namespace distca {
 namespace {
@@ -49,10 +50,9 @@ int64_t deterministic_probe_tokens(const Config& config) {
   if (!config.on_cuda() || !config.train.deterministic || config.train.steps == 0) return 0;
   // The fused operators choose by it how they sum; matrix products, which compute the rest, do not.
   // Windows are left out of what is measured, so a layer has to see all keys where they decide.
-  const int64_t least_window = config.model.windows().front();
   const kernels::Task task{.q_tokens = 1,
                            .keys = {{.tokens = 1}},
-                           .mask = {.window_left = least_window > 0 ? least_window - 1 : -1}};
+                           .mask = kernel_mask(config.model.shape(0).attention.mask)};
   if (!kernels::is_fused(kernel_request(config).shape, config.model.dtype, task)) return 0;
   return std::min({kMostTokens, config.batch.max_document_tokens, config.batch.nano_batch_tokens});
 }

@@ -6,6 +6,7 @@
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
 #include "distca/kernels/rows.h"
+#include "distca/runtime/task_lists.h"
 #include "distca/runtime/tensor_rows.h"
 
 namespace distca {
@@ -16,8 +17,8 @@ constexpr int64_t kFirstTokens = 32;  // tokens for which there is room from the
 }  // namespace
 
 struct Decoder::Cache {
-  at::Tensor k, v;          // [as many tokens as there is room for, G, D]
-  int64_t window_left = 0;  // keys before a query that it sees, or -1 for all
+  at::Tensor k, v;  // [as many tokens as there is room for, G, D]
+  kernels::Mask mask;
 };
 
 Decoder::Decoder(const Llama& model, int64_t max_tokens, int threads)
@@ -34,7 +35,7 @@ Decoder::Decoder(const Llama& model, int64_t max_tokens, int threads)
   };
   for (const int window : config.window_of_layer()) {
     caches_.push_back(
-        {.k = rows(), .v = rows(), .window_left = config.shape(window).attention.window_left});
+        {.k = rows(), .v = rows(), .mask = kernel_mask(config.shape(window).attention.mask)});
   }
 }
 
@@ -83,10 +84,8 @@ at::Tensor Decoder::attention(const Cache& cache, const at::Tensor& q) {
   kernels::TaskList list;
   list.queries = {{.tokens = count, .q = rows_of(q), .o = rows_of(o), .lse = rows_of(lse)}};
   list.keys = {{.tokens = keys, .k = rows_of(cache.k), .v = rows_of(cache.v)}};
-  list.tasks = {{.q_tokens = count,
-                 .q_position = tokens_,
-                 .keys = {{.tokens = keys}},
-                 .mask = {.causal = true, .window_left = cache.window_left}}};
+  list.tasks = {
+      {.q_tokens = count, .q_position = tokens_, .keys = {{.tokens = keys}}, .mask = cache.mask}};
   kernel_.forward(kernel_.type(), list);
   return o;
 }

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "distca/api/planner.h"
-#include "distca/cost/attention_cost.h"
+#include "distca/cost/attention_shape.h"
 
 namespace distca::api {
 

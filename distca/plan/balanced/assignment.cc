@@ -15,7 +15,7 @@ auto order(const Piece& piece) {
 
 Assignment::Assignment(const PlanRequest& request, const Layout& layout)
     : cluster_(request.cluster),
-      window_left_(request.shape.window_left),
+      mask_(request.shape.mask),
       q_bytes_(request.shape.q_token_bytes()),
       o_bytes_(request.shape.o_token_bytes()),
       kv_bytes_(request.shape.kv_token_bytes()),
@@ -45,7 +45,7 @@ std::span<const Piece> Assignment::pieces(int server, int64_t document) const {
 }
 
 Piece Assignment::whole_context(int64_t document, const Range& q, int32_t home) const {
-  return with_keys(document, q, visible_keys(q, window_left_), home);
+  return with_keys(document, q, mask_.keys(q), home);
 }
 
 Piece Assignment::with_keys(int64_t document, const Range& q, const Range& kv, int32_t home) const {
@@ -56,10 +56,11 @@ Rest Assignment::without(const Piece& piece, const Range& q, const Range& kv) co
   Rest rest;
   const auto keep = [&](const Range& rows, const Range& keys) {
     if (rows.empty() || keys.empty()) return;
-    const Range seen = intersect(keys, visible_keys(rows, window_left_));
-    // Visible keys are whole blocks: the window may begin after the last of those seen.
-    if (seen.empty() || (window_left_ >= 0 && seen.end + window_left_ <= rows.begin)) return;
-    rest.pieces[rest.size++] = with_keys(piece.document, rows, seen, piece.home);
+    const Range seen = intersect(keys, mask_.keys(rows));
+    if (seen.empty()) return;
+    const Piece part = with_keys(piece.document, rows, seen, piece.home);
+    // Visible keys are whole blocks: a window may begin after the last of those seen.
+    if (part.load > 0) rest.pieces[rest.size++] = part;
   };
   keep({piece.q.begin, q.begin}, piece.kv);
   keep({q.end, piece.q.end}, piece.kv);
@@ -195,8 +196,8 @@ void Assignment::shrink(int server, size_t index, std::span<const Piece> rest) {
 /// Can one task compute both?
 bool Assignment::one_task(const Piece& lower, const Piece& upper) const {
   if (lower.home != upper.home || lower.q.end != upper.q.begin) return false;
-  return lower.kv == upper.kv || (lower.kv == visible_keys(lower.q, window_left_) &&
-                                  upper.kv == visible_keys(upper.q, window_left_));
+  return lower.kv == upper.kv ||
+         (lower.kv == mask_.keys(lower.q) && upper.kv == mask_.keys(upper.q));
 }
 
 void Assignment::insert(int server, const Piece& piece) {

@@ -128,7 +128,7 @@ class Assignment {
   bool one_task(const Piece& lower, const Piece& upper) const;
 
   const Cluster& cluster_;
-  const int64_t window_left_;
+  const Mask mask_;
   const int64_t q_bytes_, o_bytes_, kv_bytes_;
   const TaskPrice task_price_;
   const int64_t price_inside_, price_between_;

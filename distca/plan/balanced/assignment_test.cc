@@ -19,7 +19,8 @@ Case random_case(Random& random) {
   PlanRequest request{
       .nano_batch = plan.nano_batch, .cluster = plan.cluster, .shape = plan.shape, .options = {}};
   request.cluster.memory = {.token_bytes = 100, .kept_query_bytes = 7, .kept_key_bytes = 3};
-  if (random.below(2) == 0) request.shape.window_left = static_cast<int64_t>(random.below(900));
+  if (random.below(2) == 0)
+    request.shape.mask.window_left = static_cast<int64_t>(random.below(900));
   if (random.below(2) == 0) {
     request.cluster.ranks_per_node = 2;
     request.cluster.inside.bytes_per_us = 500'000;
@@ -78,8 +79,7 @@ TEST(Assignment, without_leaves_the_other_pairs_of_a_piece) {
     if (state.pieces(server).empty()) continue;
     const Piece& piece = state.pieces(server)[random.below(state.pieces(server).size())];
     const Range q = random_part(piece.q, random);
-    const Range kv = intersect(random_part(piece.kv, random),
-                               visible_keys(q, example.request.shape.window_left));
+    const Range kv = intersect(random_part(piece.kv, random), example.request.shape.mask.keys(q));
     if (kv.empty()) continue;
     int64_t load = state.with_keys(piece.document, q, kv, piece.home).load;
     const Rest rest = state.without(piece, q, kv);

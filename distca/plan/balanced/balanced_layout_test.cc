@@ -119,7 +119,7 @@ TEST(BalancedLayout, any_documents_are_placed_whole_evenly_and_with_allowed_cuts
     std::vector<int64_t> lengths = testing::random_lengths(random);
     if (trial % 3 == 0) lengths.insert(lengths.end(), 40, 1 + static_cast<int64_t>(trial));
     PlanRequest request = home_request(lengths, workers);
-    if (trial % 4 == 1) request.shape.window_left = static_cast<int64_t>(random.below(1000));
+    if (trial % 4 == 1) request.shape.mask.window_left = static_cast<int64_t>(random.below(1000));
     if (trial % 5 == 1) {
       for (int64_t& capacity : request.cluster.capacity) {
         capacity = static_cast<int64_t>(random.below(4));
@@ -130,7 +130,7 @@ TEST(BalancedLayout, any_documents_are_placed_whole_evenly_and_with_allowed_cuts
     request.options.spread = trial % 2 == 1;
     const Layout layout = balanced_layout(request);
     request.options.spread = false;
-    request.shape.window_left = -1;  // the layout is checked, not the tasks
+    request.shape.mask.window_left = -1;  // the layout is checked, not the tasks
     ValidateOptions at_home;
     at_home.capacities = false;
     EXPECT_THAT(validate(make_plan(request, layout), at_home), IsEmpty()) << "trial " << trial;

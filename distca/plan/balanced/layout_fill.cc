@@ -114,7 +114,7 @@ bool Filler::dense(const Range& rows, int64_t permille) const {
 /// The lowest row at which a piece may begin that ends at rows.end and costs at most `most`.
 int64_t Filler::first_row(const Range& rows, int64_t most) const {
   if (most <= 0) return rows.end;
-  if (filling_.price.in_pairs() && filling_.request.shape.window_left < 0) {
+  if (filling_.price.has_closed_form()) {
     const double middle = static_cast<double>(rows.end) + 0.5;
     const double square = middle * middle - 2.0 * static_cast<double>(most);
     if (square <= 0) return rows.begin;

@@ -86,7 +86,7 @@ LayoutPrice price_layout(const PlanRequest& request, const TaskPrice& task_price
     const Segment* before = nullptr;
     for (const Segment& segment : layout.workers[worker]) {
       const bool same = before && before->document == segment.document;
-      const int64_t first = visible_keys(segment.tokens, shape.window_left).begin;
+      const int64_t first = shape.mask.keys(segment.tokens).begin;
       const Range foreign{std::max(first, same ? before->tokens.end : 0), segment.tokens.begin};
       if (!foreign.empty()) received[worker] += foreign.size();
       if (request.options.spread)

@@ -262,7 +262,7 @@ void Spreader::run(int64_t goal_permille) {
 
 void spread_hot_rows(const PlanRequest& request, const TaskPrice& price,
                      const std::vector<int64_t>& shares, int64_t goal_permille, Layout& layout) {
-  if (request.shape.window_left >= 0 || layout.workers.empty()) return;
+  if (!request.shape.mask.sees_all_before() || layout.workers.empty()) return;
   Spreader(request, price, shares, layout).run(goal_permille);
 }
 

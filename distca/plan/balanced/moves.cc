@@ -45,7 +45,7 @@ Mover::Mover(const PlanRequest& request, Assignment& state)
           least_byte_price(request) *
           static_cast<double>(request.shape.q_token_bytes() + request.shape.o_token_bytes())),
       least_pair_price_(least_pair_price(request)),
-      whole_keys_(request.shape.window_left < 0),
+      whole_keys_(request.shape.mask.sees_all_before()),
       crumb_(state.total_load() / state.num_servers() / 100),
       even_receives_(request.even_receives),
       noted_(state.num_servers()) {

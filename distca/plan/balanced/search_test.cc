@@ -90,7 +90,8 @@ TEST(SchedulerBalanced, random_batches_and_capacities_give_valid_plans) {
     PlanRequest request =
         balanced(testing::random_lengths(random), 1 + static_cast<int>(random.below(8)));
     request.options.tolerance_ppm = static_cast<int64_t>(random.below(3)) * 50'000;
-    if (random.below(3) == 0) request.shape.window_left = static_cast<int64_t>(random.below(900));
+    if (random.below(3) == 0)
+      request.shape.mask.window_left = static_cast<int64_t>(random.below(900));
     for (int dedicated = static_cast<int>(random.below(3)); dedicated > 0; --dedicated) {
       request.cluster.capacity.push_back(1);
     }
@@ -262,12 +263,12 @@ TEST(SchedulerBalanced, nodes_without_cheaper_links_change_nothing) {
 TEST(SchedulerBalanced, in_a_window_only_its_keys_travel) {
   PlanRequest request = workload("pretrain_64x128k_1");
   const int64_t all_keys = all_bytes(make_plan(request));
-  request.shape.window_left = 8191;
+  request.shape.mask.window_left = 8191;
   const Plan plan = make_plan(request);
   EXPECT_THAT(validate(plan), IsEmpty());
   EXPECT_LE(max_over_mean(plan), 1.02);
   EXPECT_LT(all_bytes(plan), all_keys / 2);
-  for (const Task& task : plan.tasks) EXPECT_EQ(task.kv, visible_keys(task.q, 8191));
+  for (const Task& task : plan.tasks) EXPECT_EQ(task.kv, request.shape.mask.keys(task.q));
 }
 
 TEST(SchedulerBalanced, with_a_profile_time_is_even) {

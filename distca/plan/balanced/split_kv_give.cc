@@ -51,7 +51,7 @@ class Giving final : public BestFirst {
   void offer_rows(const Range& q, const Range& kv, std::optional<Move>& best);
   void offer_keys(const Range& q, const Range& kv, std::optional<Move>& best);
 
-  const int64_t window_left_;
+  const Mask mask_;
   const TaskPrice& price_;
   const double row_per_key_;
   /// The price of a token's K and V on the cheaper link.
@@ -70,7 +70,7 @@ class Giving final : public BestFirst {
 
 Giving::Giving(Assignment& state, const PlanRequest& request)
     : BestFirst(request, state),
-      window_left_(request.shape.window_left),
+      mask_(request.shape.mask),
       price_(state.task_price()),
       row_per_key_(request.shape.row_per_key()),
       key_price_(static_cast<double>(request.shape.kv_token_bytes()) *
@@ -107,7 +107,7 @@ void Giving::offer_keys(const Range& q, const Range& kv, std::optional<Move>& be
 
 void Giving::offer(const Range& q, const Range& keys, std::optional<Move>& best) {
   if (q.empty()) return;
-  const Range kv = intersect(keys, visible_keys(q, window_left_));
+  const Range kv = intersect(keys, mask_.keys(q));
   if (kv.empty()) return;
   const Piece part = state_.with_keys(piece_.document, q, kv, piece_.home);
   if (part.load <= 0 || part.load > wish_.most) return;

@@ -362,7 +362,7 @@ void Grouping::run() {
 }  // namespace
 
 void divide_keys(Assignment& state, const PlanRequest& request) {
-  if (request.shape.window_left < 0) Grouping(state, request).run();
+  if (request.shape.mask.sees_all_before()) Grouping(state, request).run();
 }
 
 }  // namespace distca

@@ -154,7 +154,7 @@ PlanRequest random_request(Random& random) {
   request.shape = {.num_heads = 1, .num_kv_heads = 1, .head_dim_qk = random.below(2) == 0 ? 16 : 1};
   request.shape.head_dim_v = random.below(2) == 0 ? 128 : 16;
   if (random.below(4) == 0) {
-    request.shape.window_left = static_cast<int64_t>(random.below(2000));
+    request.shape.mask.window_left = static_cast<int64_t>(random.below(2000));
   }
   return request;
 }
@@ -173,7 +173,8 @@ TEST(SplitKvRandom, batches_give_valid_plans_with_no_more_bytes_than_tasks_with_
     const double home = max_over_mean(plan.cluster, testing::home_load(plan));
     EXPECT_LE(reached, std::max(bound, home) + 1e-9) << trial;
     for (const Task& task : plan.tasks) {
-      parts += request.shape.window_left < 0 && (task.kv.begin > 0 || task.kv.end < task.q.end);
+      parts +=
+          request.shape.mask.window_left < 0 && (task.kv.begin > 0 || task.kv.end < task.q.end);
     }
     request.options.split_kv = request.options.spread = false;
     const Plan whole = plan_with(request, layout, schedule_balanced(request, layout));

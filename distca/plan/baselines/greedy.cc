@@ -12,7 +12,7 @@ namespace {
 
 /// Whatever the window: pairs are those of all keys up to the query.
 AttentionShape without_window(AttentionShape shape) {
-  shape.window_left = -1;
+  shape.mask = Mask{};
   return shape;
 }
 

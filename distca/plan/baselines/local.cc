@@ -8,7 +8,7 @@ std::vector<Task> schedule_local(const PlanRequest& request, const Layout& layou
     for (const Segment& segment : layout.workers[worker]) {
       tasks.push_back({.document = segment.document,
                        .q = segment.tokens,
-                       .kv = visible_keys(segment.tokens, request.shape.window_left),
+                       .kv = request.shape.mask.keys(segment.tokens),
                        .server = worker});
     }
   }

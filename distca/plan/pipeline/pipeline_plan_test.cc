@@ -76,7 +76,7 @@ TEST(PipelinePlan, of_one_stage_has_the_plans_that_nano_batches_have_without_a_p
                           .options = request.options};
         int64_t load = 0;
         for (const Document& document : alone.nano_batch.documents)
-          load += attention_pairs({0, document.length}, {0, document.length}, MaskType::kCausal);
+          load += Mask{}.pairs({0, document.length}, {0, document.length});
         alone.cluster.num_workers = 3;
         alone.cluster.capacity =
             even_capacities(work_of_step({.ranks = request.speeds}, 3, 3 + dedicated,

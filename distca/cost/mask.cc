@@ -1,4 +1,4 @@
-#include "distca/cost/attention_cost.h"
+#include "distca/cost/mask.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@ namespace distca {
 namespace {
 
 /// Pairs of q x kv with key <= query.
-int64_t causal_pairs(const Range& q, const Range& kv) {
+int64_t pairs_up_to_query(const Range& q, const Range& kv) {
   // Query i sees keys [kv.begin, min(i + 1, kv.end)): none below kv.begin, a triangle, then all of
   // kv.
   const Range triangle = intersect(q, kv);
@@ -24,21 +24,19 @@ int64_t causal_pairs(const Range& q, const Range& kv) {
 
 }  // namespace
 
-int64_t attention_pairs(const Range& q, const Range& kv, MaskType mask, int64_t window_left) {
-  if (q.empty() || kv.empty()) return 0;
-  if (mask == MaskType::kFull) return q.size() * kv.size();
-  int64_t pairs = causal_pairs(q, kv);
+int64_t Mask::causal_pairs(const Range& q, const Range& kv, int64_t window_left) {
+  int64_t pairs = pairs_up_to_query(q, kv);
   if (window_left >= 0) {
     // Pairs with key < query - window_left do not count. They are the causal pairs of the queries
     // moved down past the window.
     const int64_t moved = window_left + 1;
     const Range left{std::max(q.begin, moved) - moved, std::max(q.end, moved) - moved};
-    if (!left.empty()) pairs -= causal_pairs(left, kv);
+    if (!left.empty()) pairs -= pairs_up_to_query(left, kv);
   }
   return pairs;
 }
 
-Range visible_keys(const Range& q, int64_t window_left) {
+Range Mask::keys(const Range& q) const {
   if (window_left < 0) return {0, q.end};
   return {round_down(std::max<int64_t>(0, q.begin - window_left), 128), q.end};
 }
