@@ -312,7 +312,7 @@ void measure_profile(const Arguments& arguments) {
                                      .num_kv_heads = arguments.kv_heads,
                                      .head_dim_qk = arguments.head_dim,
                                      .head_dim_v = arguments.head_dim,
-                                     .element_bytes = element_bytes(kType)}};
+                                     .type = kType}};
   for (int64_t tokens = 128; tokens <= arguments.profile_tokens; tokens *= 2) {
     profile.q_tokens.push_back(tokens);
     profile.kv_tokens.push_back(tokens);

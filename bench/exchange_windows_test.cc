@@ -101,8 +101,11 @@ TEST(ExchangeWindows, first_and_last_layer_and_empty_exchanges_do_not_count) {
 }
 
 TEST(ExchangeWindows, of_ping_pong_hold_one_operation_each) {
-  const AttentionShape shape{
-      .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 8, .head_dim_v = 8, .element_bytes = 4};
+  const AttentionShape shape{.num_heads = 4,
+                             .num_kv_heads = 2,
+                             .head_dim_qk = 8,
+                             .head_dim_v = 8,
+                             .type = ScalarType::kFloat32};
   const Plan plan = swapped_plan({.home_tokens = 256, .swapped_tokens = 128}, shape);
   const NanoPart part{.exchange = std::make_shared<const AttentionExchange>(
                           make_attention_exchange(PlanIndex(plan).exchange(0), shape, {}))};

@@ -90,7 +90,7 @@ GreedyOriginal::GreedyOriginal(const PlanRequest& request, const Layout& layout)
     : tolerance_(static_cast<double>(request.options.tolerance_ppm) * 1e-6),
       pair_elements_(static_cast<double>(request.shape.num_heads * request.shape.head_dim_qk)),
       key_elements_(static_cast<double>(request.shape.kv_token_bytes()) /
-                    static_cast<double>(request.shape.element_bytes)) {
+                    static_cast<double>(request.shape.element_bytes())) {
   std::vector<int64_t> load(layout.num_workers(), 0);
   for (int worker = 0; worker < layout.num_workers(); ++worker) {
     const auto& segments = layout.workers[worker];

@@ -19,7 +19,7 @@ AttentionShape shape_of(const PacedSetting& setting) {
           .num_kv_heads = 1,
           .head_dim_qk = setting.head_dim,
           .head_dim_v = setting.head_dim,
-          .element_bytes = 2};
+          .type = ScalarType::kBFloat16};
 }
 
 /// Parameters of the lengths of documents, which are log-normal.
@@ -153,7 +153,7 @@ Program PacedStep::program(int rank) const {
   const PipelineRequest& request = parts_.request();
   const AttentionShape& shape = request.shape;
   const PipelineParts::Format format{
-      .types = exchange_types(compute_type(shape.element_bytes), /*wide_gradients=*/false),
+      .types = exchange_types(shape.type, /*wide_gradients=*/false),
       .row_bytes = shape.q_token_bytes()};  // a row is as wide as all heads
   return build_program(
       {.overlap = Overlap::kPingPong,

@@ -7,8 +7,11 @@
 namespace distca::bench {
 namespace {
 
-const AttentionShape kShape{
-    .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 8, .head_dim_v = 8, .element_bytes = 4};
+const AttentionShape kShape{.num_heads = 4,
+                            .num_kv_heads = 2,
+                            .head_dim_qk = 8,
+                            .head_dim_v = 8,
+                            .type = ScalarType::kFloat32};
 
 TEST(SwappedPlan, each_worker_sends_what_it_receives) {
   const Plan plan = swapped_plan({.home_tokens = 300, .swapped_tokens = 100}, kShape);

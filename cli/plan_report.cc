@@ -112,9 +112,9 @@ std::string server_table(const Planned& planned) {
 }
 
 Json shape_json(const AttentionShape& shape) {
-  return {{"num_heads", shape.num_heads},         {"num_kv_heads", shape.num_kv_heads},
-          {"head_dim_qk", shape.head_dim_qk},     {"head_dim_v", shape.head_dim_v},
-          {"element_bytes", shape.element_bytes}, {"window_left", shape.mask.window_left}};
+  return {{"num_heads", shape.num_heads},           {"num_kv_heads", shape.num_kv_heads},
+          {"head_dim_qk", shape.head_dim_qk},       {"head_dim_v", shape.head_dim_v},
+          {"element_bytes", shape.element_bytes()}, {"window_left", shape.mask.window_left}};
 }
 
 /// Every scheduler on the layout it takes by default; those that know more, with and without it.

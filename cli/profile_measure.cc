@@ -79,7 +79,7 @@ AttentionShape shape_of(const ProfileArguments& arguments) {
           .num_kv_heads = arguments.kv_heads,
           .head_dim_qk = arguments.head_dim,
           .head_dim_v = arguments.head_dim,
-          .element_bytes = element_bytes(type_of(arguments))};
+          .type = type_of(arguments)};
 }
 
 KernelRequest request_of(const ProfileArguments& arguments) {

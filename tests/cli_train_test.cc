@@ -349,7 +349,7 @@ TEST_F(CliProfileTest, measures_the_shape_asked_for) {
                                             .num_kv_heads = 2,
                                             .head_dim_qk = 16,
                                             .head_dim_v = 16,
-                                            .element_bytes = 4}));
+                                            .type = ScalarType::kFloat32}));
   EXPECT_THAT(profile->path, StartsWith("cpu-")) << "as training would: our own kernel";
   EXPECT_GT(profile->peak_mflops, 1000);
   EXPECT_THAT(profile->q_tokens, ElementsAre(16, 32, 64, 128, 200));

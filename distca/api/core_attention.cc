@@ -310,8 +310,8 @@ std::shared_ptr<RankPlan> CoreAttention::Engine::rank_plan(const BatchPlan& plan
         "a plan for {} heads on {} key heads of {} and {}, {} bytes a number; CoreAttention "
         "was made for {} on {} of {} and {}, {} bytes",
         planned.num_heads, planned.num_kv_heads, planned.head_dim_qk, planned.head_dim_v,
-        planned.element_bytes, shape.num_heads, shape.num_kv_heads, shape.head_dim_qk,
-        shape.head_dim_v, shape.element_bytes);
+        planned.element_bytes(), shape.num_heads, shape.num_kv_heads, shape.head_dim_qk,
+        shape.head_dim_v, shape.element_bytes());
   }
   auto made = std::make_shared<RankPlan>();
   made->hash = plan.hash();

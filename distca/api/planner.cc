@@ -159,7 +159,7 @@ AttentionShape attention_shape(const Shape& shape, int64_t window_left) {
           .num_kv_heads = shape.num_kv_heads,
           .head_dim_qk = shape.head_dim,
           .head_dim_v = head_dim_v,
-          .element_bytes = element_bytes(shape.dtype),
+          .type = shape.dtype,
           .mask = {.window_left = window_left}};
 }
 

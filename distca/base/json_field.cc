@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 namespace distca {
 namespace {
@@ -79,6 +80,12 @@ bool JsonField::flag() const {
 const std::string& JsonField::text() const {
   expect(json_.is_string(), "a string");
   return json_.get_ref<const std::string&>();
+}
+
+ScalarType JsonField::type_of_bytes() const {
+  const std::optional<ScalarType> type = distca::type_of_bytes(integer());
+  expect(type.has_value(), "2, 4 or 8");
+  return *type;
 }
 
 void JsonField::expect(bool right, std::string_view what) const {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "distca/base/json.h"
+#include "distca/base/scalar_type.h"
 
 namespace distca {
 
@@ -46,6 +47,8 @@ class JsonField {
   int64_t whole(int64_t least, int64_t most) const;
   double number() const;
   bool flag() const;
+  /// The number type that is written as the bytes of one number.
+  ScalarType type_of_bytes() const;
   const std::string& text() const;
 
   /// Throws if `right` is false. `what` says what the value must be.
@@ -76,6 +79,7 @@ struct JsonWriter {
   void operator()(const char* name, const T& value, int64_t = 0, int64_t = 0) const {
     json[name] = value;
   }
+  void operator()(const char* name, ScalarType type) const { json[name] = element_bytes(type); }
 };
 
 /// Reads the visited fields from an object, with a check of the limits given for integers.
@@ -88,6 +92,7 @@ struct JsonReader {
   }
   void operator()(const char* name, bool& value) const { value = field[name].flag(); }
   void operator()(const char* name, std::string& value) const { value = field[name].text(); }
+  void operator()(const char* name, ScalarType& type) const { type = field[name].type_of_bytes(); }
   void operator()(const char* name, std::vector<int64_t>& value) const {
     value = field[name].integers();
   }

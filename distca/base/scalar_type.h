@@ -15,6 +15,16 @@ constexpr int64_t element_bytes(ScalarType type) {
   return type == ScalarType::kFloat64 ? 8 : type == ScalarType::kFloat32 ? 4 : 2;
 }
 
+/// The type whose numbers have so many bytes: bfloat16 for 2, float32 for 4, float64 for 8. Nothing
+/// for any other size.
+constexpr std::optional<ScalarType> type_of_bytes(int64_t bytes) {
+  for (const ScalarType type :
+       {ScalarType::kBFloat16, ScalarType::kFloat32, ScalarType::kFloat64}) {
+    if (element_bytes(type) == bytes) return type;
+  }
+  return std::nullopt;
+}
+
 /// The one name of a number type by which it is shown: "bfloat16" for "bf16", "float16" for "fp16"
 /// or "half", "float32" for "fp32" or "float", "float64" for "fp64" or "double". Any other text
 /// stays as it is.

@@ -22,5 +22,13 @@ TEST(ScalarType, has_a_long_and_a_short_name) {
   EXPECT_EQ(scalar_type(""), std::nullopt);
 }
 
+TEST(ScalarType, is_known_by_the_bytes_of_a_number) {
+  for (const ScalarType type :
+       {ScalarType::kFloat64, ScalarType::kFloat32, ScalarType::kBFloat16}) {
+    EXPECT_EQ(type_of_bytes(element_bytes(type)), type);
+  }
+  for (const int64_t bytes : {-2, 0, 1, 3, 16}) EXPECT_EQ(type_of_bytes(bytes), std::nullopt);
+}
+
 }  // namespace
 }  // namespace distca

@@ -59,8 +59,7 @@ std::string times_fault(const char* name, const AttentionProfile& profile,
 std::string shape_fault(const AttentionShape& shape) {
   for (const auto& [name, value] :
        {std::pair{"num_heads", shape.num_heads}, std::pair{"num_kv_heads", shape.num_kv_heads},
-        std::pair{"head_dim_qk", shape.head_dim_qk}, std::pair{"head_dim_v", shape.head_dim_v},
-        std::pair{"element_bytes", shape.element_bytes}}) {
+        std::pair{"head_dim_qk", shape.head_dim_qk}, std::pair{"head_dim_v", shape.head_dim_v}}) {
     if (value < 1 || value > kMostSize) {
       return fmt::format("shape.{} is {}: 1 to {} wanted", name, value, kMostSize);
     }
@@ -91,7 +90,7 @@ void visit_shape(Visit visit, T& shape) {
   visit("num_kv_heads", shape.num_kv_heads);
   visit("head_dim_qk", shape.head_dim_qk);
   visit("head_dim_v", shape.head_dim_v);
-  visit("element_bytes", shape.element_bytes);
+  visit("element_bytes", shape.type);
 }
 
 }  // namespace
@@ -100,7 +99,7 @@ std::string profile_name(const AttentionProfile& profile) {
   Fnv1a64 hash;
   const AttentionShape& shape = profile.shape;
   for (const int64_t value : {shape.num_heads, shape.num_kv_heads, shape.head_dim_qk,
-                              shape.head_dim_v, shape.element_bytes}) {
+                              shape.head_dim_v, shape.element_bytes()}) {
     hash.add(std::to_string(value) + " ");
   }
   for (const auto* values :

@@ -69,6 +69,7 @@ TEST(AttentionProfile, every_wrong_field_is_named_with_the_file) {
            {"/shape", 7, "shape must be an object"},
            {"/shape/num_heads", 0, "shape.num_heads is 0: 1 to"},
            {"/shape/head_dim_v", 1.5, "shape.head_dim_v must be an integer, not 1.5"},
+           {"/shape/element_bytes", 3, "shape.element_bytes must be 2, 4 or 8, not 3"},
            {"/shape/window_left", 7, "shape.window_left is not a field"},
            {"/colour", 7, "colour is not a field"},
            {"/q_tokens", "16", "q_tokens must be a list"},

@@ -6,7 +6,7 @@ namespace distca {
 
 MemoryPrice llama_memory(const ModelShape& layers, Recompute recompute, bool keys_travel_again) {
   const AttentionShape& shape = layers.attention;
-  const int64_t type = shape.element_bytes;
+  const int64_t type = shape.element_bytes();
   const int64_t wide = std::max<int64_t>(type, 4);
   const int64_t o = shape.o_token_bytes() + shape.num_heads * wide;
   const int64_t qkv = shape.q_token_bytes() + shape.kv_token_bytes();

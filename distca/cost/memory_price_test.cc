@@ -13,7 +13,7 @@ TEST(MemoryPrice, of_a_small_llama_counted_by_hand) {
                                   .num_kv_heads = 3,
                                   .head_dim_qk = 16,
                                   .head_dim_v = 8,
-                                  .element_bytes = 4}};
+                                  .type = ScalarType::kFloat32}};
   const int64_t qkv = 6 * 16 + 3 * (16 + 8), o = 6 * 8;
   // Both norms' inputs, outputs and factors; Q, K, V, O, LSE; the MLP.
   const int64_t elements = 4 * 100 + 2 + qkv + o + 6 + 3 * 300;
@@ -31,7 +31,7 @@ TEST(MemoryPrice, of_a_small_llama_counted_by_hand) {
             2 * (elements + normed - 2 * 100 - 300) * 4);
   EXPECT_EQ(llama_memory(layers, Recompute::kFull).token_bytes, 2 * (100 + o + 6) * 4);
   layers.has_qk_norm = false;
-  layers.attention.element_bytes = 2;
+  layers.attention.type = ScalarType::kBFloat16;
   // The norms' factors and LSE stay wide.
   const int64_t halves = 4 * 100 + qkv + o + 3 * 300;
   EXPECT_EQ(llama_memory(layers), (MemoryPrice{.token_bytes = 2 * (halves * 2 + (2 + 6) * 4),

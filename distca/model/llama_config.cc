@@ -108,7 +108,7 @@ ModelShape LlamaConfig::shape(size_t window) const {
                         .num_kv_heads = num_key_value_heads,
                         .head_dim_qk = head_dim,
                         .head_dim_v = head_dim,
-                        .element_bytes = element_bytes(dtype),
+                        .type = dtype,
                         .mask = {.window_left = windows().at(window) - 1}},  // 0 tokens: -1, all
           .vocab_size = vocab_size,
           .has_qk_norm = has_qk_norm()};

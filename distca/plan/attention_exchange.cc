@@ -67,14 +67,6 @@ ExchangeTypes exchange_types(ScalarType compute, bool wide_gradients) {
           .gradient = wide_gradients ? accumulator : compute};
 }
 
-ScalarType compute_type(int64_t element_bytes) {
-  for (const ScalarType type :
-       {ScalarType::kBFloat16, ScalarType::kFloat32, ScalarType::kFloat64}) {
-    if (distca::element_bytes(type) == element_bytes) return type;
-  }
-  DISTCA_CHECK(false, "no type has {} bytes", element_bytes);
-}
-
 std::array<MessagePart, 3> message_parts(Content content, const PeerTransfer& transfer,
                                          const AttentionShape& shape, const ExchangeTypes& types) {
   if (content == Content::kO || content == Content::kDO) {

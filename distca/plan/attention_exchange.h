@@ -32,8 +32,6 @@ struct ExchangeTypes {
 /// is fp64. With `wide_gradients`, dQ, dK, dV travel in the type of the sums, otherwise in
 /// `compute`.
 ExchangeTypes exchange_types(ScalarType compute, bool wide_gradients);
-/// The type whose numbers have so many bytes: 2 (bf16), 4 or 8. Anything else is a CHECK.
-ScalarType compute_type(int64_t element_bytes);
 
 /// The content of a message. Its parts lie one after another in the order given here.
 enum class Content : uint8_t {

@@ -36,7 +36,7 @@ class Predictor {
       : plan_(plan),
         options_(options),
         price_(plan.shape, profile),
-        types_(exchange_types(compute_type(plan.shape.element_bytes), options.wide_gradients)),
+        types_(exchange_types(plan.shape.type, options.wide_gradients)),
         index_(plan),
         cluster_(plan.cluster) {
     const int64_t measured = options.speeds.bytes_per_us;

@@ -52,7 +52,7 @@ void visit_shape(Visit visit, T& shape) {
   visit("num_kv_heads", shape.num_kv_heads, 1, kMost);
   visit("head_dim_qk", shape.head_dim_qk, 1, kMost);
   visit("head_dim_v", shape.head_dim_v, 1, kMost);
-  visit("element_bytes", shape.element_bytes, 1, 8);
+  visit("element_bytes", shape.type);
   visit("window_left", shape.mask.window_left, -1, kMaxInteger);
 }
 

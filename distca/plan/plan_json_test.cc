@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 
 #include "distca/base/error.h"
@@ -20,6 +21,8 @@ TEST(PlanJson, what_is_written_is_read_back) {
   for (int trial = 0; trial < 50; ++trial) {
     Plan plan = testing::random_plan(1 + static_cast<int>(random.below(5)), 1, random);
     if (!plan.tasks.empty()) plan.tasks[0].mask = MaskKind::kFull;
+    plan.shape.type = std::array{ScalarType::kBFloat16, ScalarType::kFloat32,
+                                 ScalarType::kFloat64}[random.below(3)];
     plan.options.tolerance_ppm = static_cast<int64_t>(random.below(100'000));
     plan.cluster.max_tokens_per_worker = static_cast<int64_t>(random.below(100));
     const std::string json = plan_to_json(plan);
@@ -97,6 +100,8 @@ const Fault kFaults[] = {
      }},
     {"beyond", "tasks[0].kv[1]", [](Json& json) { json["tasks"][0]["kv"][1] = 5001; }},
     {"server", "tasks[0].server", [](Json& json) { json["tasks"][0]["server"] = 2; }},
+    {"number_of_three_bytes", "shape.element_bytes must be 2, 4 or 8, not 3",
+     [](Json& json) { json["shape"]["element_bytes"] = 3; }},
     {"mask", "tasks[0].mask must be \"causal\" or \"full\"",
      [](Json& json) { json["tasks"][0]["mask"] = "x"; }},
     {"load", "load must be a list of one entry a server",

@@ -59,7 +59,7 @@ TEST(Messages, are_as_many_bytes_as_the_planner_counts) {
         }
         int64_t counted = 0;
         for (const auto& plan : step.plans) {
-          plan->shape.element_bytes = element_bytes(compute);
+          plan->shape.type = compute;
           LayerTimeOptions options{.redispatched = redispatched,
                                    .wide_gradients = gradient == accumulator};
           options.speeds.ranks.resize(step.num_ranks());

@@ -214,7 +214,7 @@ TEST(CoreAttentionOverlaps, what_is_sent_is_what_the_plan_counts) {
                                                   {.tolerance_ppm = 0, .split_kv = split_kv});
     int64_t counted = 0;
     for (const std::unique_ptr<Plan>& plan : step.plans) {
-      ASSERT_EQ(plan->shape.element_bytes, element_bytes(ScalarType::kBFloat16));
+      ASSERT_EQ(plan->shape.type, ScalarType::kBFloat16);
       for (const ServerLoad& load : plan->load) {
         // A row of O travels with its LSE, which the plan's account leaves out.
         const int64_t o_rows = load.o_send_bytes / (kShape.num_heads * kShape.head_dim_v * 2);

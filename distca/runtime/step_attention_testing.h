@@ -44,7 +44,7 @@ inline Program attention_program(const std::vector<RankExchange>& exchanges,
                              .num_kv_heads = shape.num_kv_heads,
                              .head_dim_qk = shape.head_dim_qk,
                              .head_dim_v = shape.head_dim_v,
-                             .element_bytes = element_bytes(type),
+                             .type = type,
                              .mask = {.window_left = style.window_left}};
   for (const RankExchange& rows : exchanges) {
     request.nano_batches.push_back(

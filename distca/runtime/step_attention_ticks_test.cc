@@ -23,8 +23,11 @@ constexpr int kStageLayers = 2;  // layers of a stage
 constexpr int kLayers = kStages * kStageLayers;
 const kernels::Shape kShape{
     .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8, .softmax_scale = 0.25};
-const AttentionShape kAttention{
-    .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8, .element_bytes = 8};
+const AttentionShape kAttention{.num_heads = 4,
+                                .num_kv_heads = 2,
+                                .head_dim_qk = 16,
+                                .head_dim_v = 8,
+                                .type = ScalarType::kFloat64};
 
 /// The tensors that the phases of all layers would give, [nano-batch][layer].
 AttentionLayers recorded() {
