@@ -17,7 +17,7 @@ struct AttentionShape {
   int64_t num_kv_heads = 8;                 // heads of K and V; fewer than num_heads for GQA
   int64_t head_dim_qk = 128;                // size of each head of Q and K
   int64_t head_dim_v = 128;                 // size of each head of V and O
-  ScalarType type = ScalarType::kBFloat16;  // of what travels
+  ScalarType type = ScalarType::kBFloat16;  // type of the numbers that travel
   Mask mask;                                // a causal one
 
   int64_t element_bytes() const { return distca::element_bytes(type); }
