@@ -30,7 +30,7 @@ cat <<'NEXT'
 Next
   build/release/distca generate runs/demo "class " --temperature 0.8 --seed 2
                                                                            another text of it
-  build/release/distca plan --config configs/demo.toml --workers 4          a plan: load and bytes per server
+  build/release/distca plan --config configs/demo.toml --workers 4         a plan: load and bytes per server
   build/release/distca train --config configs/demo.toml --workers 2 \
       plan.scheduler=local train.output_dir=runs/local                     the same model without balancing
   build/release/distca train --config configs/stdlib_30min.toml --workers 2
