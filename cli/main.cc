@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +21,7 @@
 #include "cli/verbs.h"
 #include "distca/base/build_info.h"
 #include "distca/base/console.h"
+#include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/base/text.h"
 
@@ -179,6 +181,8 @@ int main(int argc, char** argv) {
   // tokens lie a page apart, and translating their addresses slows the attention kernel otherwise.
   // A value that is there already stays.
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  setenv(distca::kStartedAt, fmt::format("{:.3f}", now.count()).c_str(), /*overwrite=*/0);
   // A file that may not grow (ulimit -f) is a failed write like any other.
   std::signal(SIGXFSZ, SIG_IGN);
   const int exit_code = run_and_report(argc, argv);

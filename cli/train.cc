@@ -27,6 +27,7 @@
 #include "distca/config/run_grid.h"
 #include "distca/report/run_folder.h"
 #include "distca/train/check_run.h"
+#include "distca/train/exit_time.h"
 #include "distca/train/resume.h"
 #include "distca/train/start_weights.h"
 #include "distca/train/trainer.h"
@@ -190,7 +191,9 @@ int run_train(const TrainArguments& arguments, const TrainRequest& request) {
   const int ranks = num_ranks(config, workers);
   const Launch launch = this_launch();
   const ResumeRequest resume = resume_request(arguments);
-  RunStart start{.run_id = launch.run_id, .device_cap_bytes = device_cap_bytes};
+  RunStart start{.run_id = launch.run_id,
+                 .device_cap_bytes = device_cap_bytes,
+                 .begin_s = launch_begin_s(env_string(kStartedAt))};
   // The others do not look before rank 0 has made the folder: a client of NFS that has not found a
   // folder would not see it for a while. A launcher leaves warnings to its rank 0, which looks
   // again.

@@ -107,6 +107,8 @@ std::vector<BadInput> bad_configs() {
       {train + "train.steps=1.5", "train.steps expects an integer (steps), not a TOML"},
       {train + "'train.steps=\"5\"'", "train.steps expects an integer (steps), not a TOML string"},
       {train + "train.overwrite=yes", "train.overwrite = yes: not true or false"},
+      {train + "train.exit_duration_in_mins=-1",
+       "train.exit_duration_in_mins = -1: must be at least 0"},
       {train + "optimizer.lr=10^30",
        "optimizer.lr = 10^30: not a number as TOML writes it, such as 0.001 or 1e30"},
       {train + "optimizer.lr=nan", "optimizer.lr = nan: must be at least 0"},

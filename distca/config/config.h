@@ -125,6 +125,7 @@ struct Config {
   /// The loop: its length, overlap mode, validation, bad steps, device, output folder and trace.
   struct Train {
     int64_t steps = 100;
+    double exit_duration_in_mins = 0;
     Overlap overlap = Overlap::kPingPong;
     int64_t seed = 1;
     int64_t validation_every = 50;

@@ -253,6 +253,11 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "each worker if that is more",
        0, 1e6},
       {"train.steps", &c.train.steps, kTrain, "steps", "optimizer steps", 0},
+      {"train.exit_duration_in_mins", &c.train.exit_duration_in_mins, kFree, "minutes",
+       "the run ends after the last step that leaves time to validate and save, and --resume goes "
+       "on; counted from the call of `distca train`, at which a restart does not begin anew, or "
+       "from DISTCA_STARTED_AT (Unix seconds); 0: no limit",
+       0},
       choice("train.overlap", &c.train.overlap, kBits,
              with_summaries("order of a step's operations: what exchanges run under", kOverlaps),
              words_of(kOverlaps, &OverlapName::overlap)),

@@ -117,6 +117,7 @@ Json metrics_line(const StepMetrics& m, const Config& config, const ResolvedConf
   add_memory(m.memory, &line);
   if (m.plan.bad_tokens > 0) line["bad_tokens"] = m.plan.bad_tokens;
   if (m.skipped) line["skipped"] = true;
+  if (m.ends_in_time) line["ended_by"] = "train.exit_duration_in_mins";
   const CheckpointFigures& c = m.checkpoint;
   if (c.held_up_s > 0) line["checkpoint_s"] = c.held_up_s;
   if (c.copy_bytes > 0) line["checkpoint_copy_bytes"] = c.copy_bytes;

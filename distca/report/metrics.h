@@ -3,6 +3,7 @@
 // people). Any thread may call these functions.
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -61,6 +62,9 @@ struct StepMetrics {
   std::vector<PositionBand> validation_by_position;  // validation loss by position in the document
   bool skipped = false;  // the step did not reach the weights (train.bad_step)
   CheckpointFigures checkpoint;
+  /// Seconds that train.exit_duration_in_mins leaves the run after the step, infinite without it.
+  double limit_left_s = std::numeric_limits<double>::infinity();
+  bool ends_in_time = false;  // the run ends after this step because no other one fits
   PlanFigures plan;
 };
 

@@ -84,6 +84,7 @@ ShownStep shown_step(const Json& line, std::string_view place) {
                  .imbalance_after = number("imbalance_after"),
                  .tokens_per_s = number("tokens_per_s"),
                  .share_of_peak = number("share_of_peak")};
+  step.is_last = step.step == step.total_steps || field.has("ended_by");
   const bool has_targets = !field.has("targets") || field["targets"].integer(0) > 0;
   if (has_targets) step.loss = number("loss");
   if (field.has("tensor_bytes")) {
@@ -155,17 +156,16 @@ void Progress::await(const std::string& what) {
 }
 
 void Progress::show(const ShownStep& s) {
-  const bool is_last = s.step == s.total_steps;
   const bool terminal = console_.is_terminal();
   if (s.validation_loss) console_.line(validation_lines(s));
   // The difference without its sign: somebody may have put the clock back.
   const bool is_soon = std::abs(s.time_s - last_shown_s_) < kPlainLineEverySeconds;
-  if (!terminal && !is_last && !s.validation_loss && is_soon) return;
+  if (!terminal && !s.is_last && !s.validation_loss && is_soon) return;
   last_shown_s_ = s.time_s;
   // A line that wraps could not be overwritten.
   const size_t columns = terminal ? console_.columns() - 1 : std::string::npos;
   const std::string text = progress_line(s, columns);
-  if (is_last) {
+  if (s.is_last) {
     console_.line(text);
   } else {
     console_.progress(text);

@@ -20,6 +20,7 @@ namespace distca {
 /// The figures of a step that are shown.
 struct ShownStep {
   int64_t step = 0, total_steps = 0;
+  bool is_last = false;        // no step comes after it in this start of the run
   double time_s = 0;           // since 1970, when the step's line was made
   double left_s = 0;           // predicted until the run ends; after step 1 it is a guess
   std::optional<double> loss;  // none if the step had no target

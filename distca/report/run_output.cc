@@ -1,5 +1,6 @@
 #include "distca/report/run_output.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -9,8 +10,8 @@
 namespace distca {
 namespace {
 
-SafetensorsMetadata metadata(const Config& config) {
-  return {{kProducerKey, kProducer}, {"steps", std::to_string(config.train.steps)}};
+SafetensorsMetadata metadata(int64_t steps) {
+  return {{kProducerKey, kProducer}, {"steps", std::to_string(steps)}};
 }
 
 /// Rounded to them.
@@ -28,7 +29,7 @@ RunOutput::RunOutput(const Config& config, RunState& state, FilesByName beside,
       first_step_(first_step),
       time_left_(first_step, config.train.steps) {
   const Json shape = config.model.to_hugging_face(config.batch.max_document_tokens);
-  folder_.reserve(safetensors_bytes(stored_weights(config.model), metadata(config)),
+  folder_.reserve(safetensors_bytes(stored_weights(config.model), metadata(config.train.steps)),
                   with_eos_token_id(shape, beside_).dump(2) + "\n");
 }
 
@@ -67,16 +68,18 @@ void RunOutput::tell(const StepMetrics& metrics, const ResolvedConfig& resolved)
   if (metrics.plan.bad_tokens > 0) say_bad_tokens(metrics);
   if (metrics.plan.num_redispatched > 0) say_redispatched(metrics.step);
   Json line = metrics_line(metrics, config_, resolved);
-  line["time_left_s"] = in_milliseconds(time_left_.after(metrics.step, metrics.step_s));
+  const double left_s = time_left_.after(metrics.step, metrics.step_s);
+  line["time_left_s"] =
+      metrics.ends_in_time ? 0 : in_milliseconds(std::min(left_s, metrics.limit_left_s));
   metrics_->add(line.dump());
   state_.step_done(metrics.step);
   progress_->show(shown_step(line, "metrics.jsonl"));
 }
 
-void RunOutput::save_weights(const std::vector<at::Tensor>& weights) {
+void RunOutput::save_weights(const std::vector<at::Tensor>& weights, int64_t steps) {
   state_.begin_saving();
   folder_.save(
-      [&](AtomicFile& file) { write_weights(file, config_.model, weights, metadata(config_)); });
+      [&](AtomicFile& file) { write_weights(file, config_.model, weights, metadata(steps)); });
   state_.saved();
 }
 

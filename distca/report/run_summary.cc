@@ -224,8 +224,11 @@ std::string learned_text(const Config& config, const DataBlend& data, const RunS
   const StepMetrics &last = summary.last, &sum = summary.sum;
   const double tokens_per_s = static_cast<double>(sum.plan.tokens) / sum.step_s;
   std::string text = fmt::format(
-      "\nLearned{}\n  {} over {} tokens in {:.0f} s ({} tokens/s)\n",
+      "\nLearned{}{}\n  {} over {} tokens in {:.0f} s ({} tokens/s)\n",
       summary.goes_on_after > 0 ? fmt::format(" since step {}", summary.goes_on_after) : "",
+      summary.last_step < config.train.steps
+          ? fmt::format(" up to step {} of {}", summary.last_step, config.train.steps)
+          : "",
       summary.first_loss ? fmt::format("loss {:.3f} -> {:.3f} nats a token", *summary.first_loss,
                                        *summary.last_loss)
                          : "no loss: no batch had a next token to learn,",
@@ -274,7 +277,7 @@ std::string summary_text(const Config& config, const DataBlend& data, const RunS
       "  {0}/metrics.jsonl      {2}\n"
       "  {0}/config.toml        what was run",
       out, with_thousands(config.model.num_parameters()),
-      steps_written(config.train.steps, summary.metrics_missing),
+      steps_written(summary.last_step, summary.metrics_missing),
       saved["architectures"][0].get<std::string>());
   if (const std::string other = config.model.read_otherwise(); !other.empty())
     text += "\n  " + other;

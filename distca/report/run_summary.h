@@ -28,7 +28,8 @@ struct ComputePeak {
 };
 
 /// Sums over the steps of a run. add() keeps them; the trainer sets `num_workers`,
-/// `goes_on_after`, `last`, `metrics_missing` and `trace`. A step without targets has no loss.
+/// `goes_on_after`, `last`, `last_step`, `metrics_missing` and `trace`. A step without targets has
+/// no loss.
 struct RunSummary {
   int num_workers = 0;  // ranks from this number on are dedicated servers
   int64_t steps = 0;
@@ -41,6 +42,7 @@ struct RunSummary {
   StepMetrics sum{.plan = {.imbalance_before = 0, .imbalance_after = 0}};
   std::vector<double> waited_s;  // [ranks] summed over steps
   double plain_packing_s = 0;    // sum of the steps' estimates, or 0 if there are none
+  int64_t last_step = 0;         // the last step of this start: train.steps unless it ended early
   std::string trace;             // a line on train.trace, or ""
   int64_t metrics_missing = 0;   // lines that metrics.jsonl lacks because its disk is full
   /// [steps] |predicted / measured - 1|, each the median over the servers.

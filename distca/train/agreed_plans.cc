@@ -7,7 +7,7 @@ namespace distca {
 std::optional<PlannedBatch> AgreedPlans::next(ProgramRequest::Kind kind, Speeds speeds) {
   std::optional<PlannedBatch> planned;
   try {
-    if (!failure_) planned = ahead_.next(std::move(speeds));
+    if (!failure_) planned = ahead_->next(std::move(speeds));
   } catch (const Error& error) {
     failure_ = error;
   }
@@ -21,6 +21,12 @@ std::optional<PlannedBatch> AgreedPlans::next(ProgramRequest::Kind kind, Speeds 
   planned->figures.bad_tokens = word.bad_tokens;
   planned->figures.targets -= word.targets_left_out;
   return planned;
+}
+
+void AgreedPlans::restart(const std::function<void()>& change, Speeds speeds) {
+  ahead_.reset();  // waits for its thread
+  change();
+  ahead_.emplace(plan_next_, std::move(speeds));
 }
 
 }  // namespace distca

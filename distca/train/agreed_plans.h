@@ -7,6 +7,7 @@
 //
 // Thread rule: one thread; all ranks make the same calls in the same order.
 
+#include <functional>
 #include <optional>
 
 #include "distca/base/error.h"
@@ -20,11 +21,17 @@ class AgreedPlans {
   /// Starts planning the first batch, as PlanAhead does. The ranks compare their plans through
   /// `comm`, which it borrows.
   AgreedPlans(PlanAhead::PlanNext plan_next, Speeds speeds, Communicator& comm)
-      : comm_(comm), ahead_(std::move(plan_next), std::move(speeds)) {}
+      : comm_(comm), plan_next_(std::move(plan_next)) {
+    ahead_.emplace(plan_next_, std::move(speeds));
+  }
 
   /// The next batch, which is of this kind (CHECK), as PlanAhead gives it, with what only all ranks
   /// together know of it. Nothing if a rank has failed: then failure() says why, on all ranks.
   std::optional<PlannedBatch> next(ProgramRequest::Kind kind, Speeds speeds);
+
+  /// Forgets what is planned and was not given out. `change` decides what comes in its place; it is
+  /// called while nobody plans.
+  void restart(const std::function<void()>& change, Speeds speeds);
 
   /// This rank has failed in something else, which next() tells the others.
   void fail(const Error& error) { failure_ = error; }
@@ -32,8 +39,9 @@ class AgreedPlans {
 
  private:
   Communicator& comm_;
+  PlanAhead::PlanNext plan_next_;
   std::optional<Error> failure_;
-  PlanAhead ahead_;  // last: its thread may use what the caller gave
+  std::optional<PlanAhead> ahead_;  // last: its thread may use what the caller gave
 };
 
 }  // namespace distca

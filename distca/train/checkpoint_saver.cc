@@ -11,7 +11,6 @@
 #include <thread>
 #include <utility>
 
-#include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/base/hash.h"
@@ -261,6 +260,7 @@ void CheckpointSaver::begin(int64_t step, Json trainer, Optimizer* optimizer, bo
   // completed one always has one.
   if (has_begun_) wait_for_all();
   has_begun_ = true;
+  since_begin_.restart();
   said_failed_ = false;
   before_bad_step_ = before_bad_step;
   removes_older_ = !before_bad_step;
@@ -357,6 +357,7 @@ void CheckpointSaver::look_at_completion() {
     return say_failed(completing_step_, why);
   }
   figures_.last_complete = completing_step_;
+  last_save_s_ = since_begin_.seconds();
   if (!removes_older_) return;
   remove([run = run_, step = completing_step_, keep = config_.checkpoint] {
     try {

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/checkpoint/index.h"
 #include "distca/comm/communicator.h"
@@ -83,6 +84,9 @@ class CheckpointSaver {
   /// The step of the last complete checkpoint in the run's folder. 0 means that there is none. The
   /// value is right on rank 0 only.
   int64_t last_complete() const { return figures_.last_complete; }
+  /// Seconds from the begin of the last save that was completed until training knew it. It is 0
+  /// before there is one, and right on rank 0 only.
+  double last_save_s() const { return last_save_s_; }
   /// Returns the figures for the line of a step; the time for which training was held up is counted
   /// anew from here on. The last complete checkpoint is right on rank 0 only.
   CheckpointFigures figures();
@@ -111,6 +115,8 @@ class CheckpointSaver {
   bool hangs_ = false;      // work on a save did not end in time, so nobody waits for it any more
   bool has_begun_ = false;  // this start of the run has begun a save
   CheckpointFigures figures_;
+  Stopwatch since_begin_;
+  double last_save_s_ = 0;
   std::unique_ptr<at::Tensor> copy_;     // all pieces of this rank, end to end, which are
                                          // written while training goes on
   std::future<std::string> writing_;     // "" or why it failed

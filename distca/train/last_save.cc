@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "distca/base/error.h"
 #include "distca/checkpoint/folder.h"
 #include "distca/comm/collectives.h"
 #include "distca/train/same_plan.h"
@@ -67,6 +68,14 @@ std::string save_last_state(const LastState& last, const Config& config, Checkpo
              ? saved
              : fmt::format("{}; if that fails at once, --resume {} goes on from the one before",
                            saved, before);
+}
+
+std::string stopped_early(const Config& config, const std::string& by, int64_t step, bool saved) {
+  const std::string begin =
+      fmt::format("stopped by {} after step {} of {}", by, step, config.train.steps);
+  DISTCA_THROW_IF(!saved, ErrorKind::kIo, "{}, and its checkpoint could not be saved", begin);
+  return fmt::format("{}; saved, resume with the same command and --resume ({}/checkpoints)", begin,
+                     config.train.output_dir);
 }
 
 }  // namespace distca

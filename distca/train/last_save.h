@@ -29,4 +29,8 @@ struct LastState {
 std::string save_last_state(const LastState& last, const Config& config, CheckpointSaver& saver,
                             Communicator& comm);
 
+/// The line on a run that `by`, a signal or a key, ended after `step`: "stopped by SIGTERM after
+/// step 41 of 100; saved, resume with ...". Throws Error(kIo) unless its state is `saved`.
+std::string stopped_early(const Config& config, const std::string& by, int64_t step, bool saved);
+
 }  // namespace distca

@@ -1,6 +1,26 @@
 #include "distca/train/rank_step.h"
 
+#include "distca/train/speed_sample.h"
+
 namespace distca {
+
+RankStep rank_step(const Config& config, const StepResult& result, const PlannedBatch& planned,
+                   int rank, const MemoryMeter& memory, const WorkerWeights* weights) {
+  const RankSample work = planned.work[rank];
+  return {.loss_sum = result.loss_sum,
+          .grad_norm = result.sum.norm,
+          .bytes = result.bytes,
+          .bytes_between_nodes = planned.bytes_between_nodes,
+          .attention_s = config.attention_has_one_thread()
+                             ? result.times.processor_of(OpKind::kCoreAttention)
+                             : result.times.of(OpKind::kCoreAttention),
+          .memory = {.now_bytes = memory.bytes(),
+                     .peak_bytes = memory.peak_bytes(),
+                     .resident_bytes = resident_peak_bytes(),
+                     .weight_copy_bytes = weights ? weights->model.copy_bytes() : 0,
+                     .optimizer_bytes = weights ? weights->optimizer.state_bytes() : 0},
+          .sample = rank_sample(result.times, work.tokens, work.load)};
+}
 
 double add_ranks(const std::vector<RankStep>& ranks, StepMetrics* metrics) {
   double loss_sum = 0;

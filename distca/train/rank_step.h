@@ -6,8 +6,11 @@
 #include <vector>
 
 #include "distca/report/metrics.h"
+#include "distca/runtime/memory_meter.h"
 #include "distca/train/checkpoint_saver.h"
+#include "distca/train/plan_ahead.h"
 #include "distca/train/step_guard.h"
+#include "distca/train/worker_weights.h"
 
 namespace distca {
 
@@ -15,13 +18,19 @@ struct RankStep {
   double loss_sum = 0, grad_norm = 0;
   StepVerdict verdict;
   SaveReport save;
-  int stop_signal = 0;  // that this rank was sent
+  int stop_signal = 0;        // that this rank was sent
+  bool ends_in_time = false;  // by its ExitTime this step must be the last; rank 0's counts
   ExchangeBytes bytes;
   int64_t bytes_between_nodes = 0;
   double attention_s = 0;
   MemoryUse memory;
   RankSample sample;
 };
+
+/// Makes the figures that `rank` knows by itself: sums, bytes, times and memory. `weights` is null
+/// on a dedicated server.
+RankStep rank_step(const Config& config, const StepResult& result, const PlannedBatch& planned,
+                   int rank, const MemoryMeter& memory, const WorkerWeights* weights);
 
 /// Adds the ranks' figures, in rank order, to those of the step. Returns the sum of their losses.
 double add_ranks(const std::vector<RankStep>& ranks, StepMetrics* metrics);

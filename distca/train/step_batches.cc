@@ -11,6 +11,7 @@ StepBatches::StepBatches(const Config& config, const DataBlend& data, int64_t fi
       stream_(training_stream(config, data, split_)),
       validation_(validation_batches(config, data, split_)),
       first_step_(first_step),
+      last_step_(config.train.steps),
       steps_begun_(first_step - 1),
       validation_left_(evaluates_alone() ? validation_.size() : 0) {
   remember_state();
@@ -40,11 +41,16 @@ Json StepBatches::state_after(int64_t step) const {
 
 bool StepBatches::evaluates(int64_t step) const {
   const int64_t every = config_.train.validation_every;
-  return !validation_.empty() && (step == config_.train.steps || (every > 0 && step % every == 0));
+  return !validation_.empty() && (step == last_step_ || (every > 0 && step % every == 0));
 }
 
 bool StepBatches::evaluates_alone() const {
-  return first_step_ > config_.train.steps && evaluates(config_.train.steps);
+  return first_step_ > last_step_ && evaluates(last_step_);
+}
+
+void StepBatches::end_after(int64_t step) {
+  last_step_ = step;
+  validation_left_ = validation_.size();
 }
 
 std::optional<StepBatch> StepBatches::next() {
@@ -52,7 +58,7 @@ std::optional<StepBatch> StepBatches::next() {
     return StepBatch{.batch = validation_[validation_.size() - validation_left_--],
                      .kind = ProgramRequest::Kind::kEvaluate};
   }
-  if (steps_begun_ == config_.train.steps) return std::nullopt;
+  if (steps_begun_ >= last_step_) return std::nullopt;
   if (evaluates(++steps_begun_)) validation_left_ = validation_.size();
   StepBatch batch{.batch = stream_.next(), .checks_all_ranks = steps_begun_ == first_step_};
   remember_state();

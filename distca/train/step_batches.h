@@ -34,6 +34,13 @@ class StepBatches {
   Json state_after(int64_t step) const;
   const DocumentSplit& split() const { return split_; }
 
+  /// The last step of this start: train.steps, unless end_after() has made it an earlier one.
+  int64_t last_step() const { return last_step_; }
+  /// Makes `step`, whose batch was given and whose validation batches were not used, the last one:
+  /// next() gives the validation batches from their first on, and then nothing. Nobody may be in
+  /// next() meanwhile.
+  void end_after(int64_t step);
+
   /// Nothing after the batches of the last step. Where no step is left, the validation ones come.
   std::optional<StepBatch> next();
   /// Returns true if the validation loss is measured after this step.
@@ -50,7 +57,7 @@ class StepBatches {
   const DocumentSplit split_;
   BatchStream stream_;
   const std::vector<Batch> validation_;
-  int64_t first_step_;
+  int64_t first_step_, last_step_;
   int64_t steps_begun_;
   size_t validation_left_ = 0;
 

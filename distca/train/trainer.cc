@@ -31,6 +31,7 @@
 #include "distca/train/checkpoint_saver.h"
 #include "distca/train/compute_peak.h"
 #include "distca/train/evaluate.h"
+#include "distca/train/exit_time.h"
 #include "distca/train/last_save.h"
 #include "distca/train/lr_schedule.h"
 #include "distca/train/rank_step.h"
@@ -38,7 +39,6 @@
 #include "distca/train/run_faults.h"
 #include "distca/train/same_config.h"
 #include "distca/train/same_weights.h"
-#include "distca/train/speed_sample.h"
 #include "distca/train/step.h"
 #include "distca/train/step_batches.h"
 #include "distca/train/step_guard.h"
@@ -68,6 +68,7 @@ class Trainer {
         batches_(config, data_, first_step_),
         weights_(comm.rank() < num_workers_ ? std::make_unique<WorkerWeights>(config, comm, run_)
                                             : nullptr),
+        exit_time_(config, start.begin_s, batches_.num_validation() > 0, num_workers_),
         guard_(config.train.spike_factor),
         step_(config.model, weights_ ? &weights_->model : nullptr, comm, step_options(config)),
         tracer_(config, comm, run_.grid, first_step_ - 1) {
@@ -90,7 +91,7 @@ class Trainer {
     };
     plans_.emplace(plan_next, speeds_at(first_step_), all_);
     state_.begin_steps(first_step_ - 1, own_checkpoint_);
-    for (int64_t step = first_step_; step <= config_.train.steps; ++step) {
+    for (int64_t step = first_step_; step <= batches_.last_step(); ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
       // Also after a skipped step: the validation batches are planned already.
@@ -100,8 +101,8 @@ class Trainer {
       if (ends_badly()) end_badly(step);
       check_validation(metrics);
       // After the step's line was written: whether a save that ends here has succeeded.
-      const bool saved = !saves_after(step) || saves_beside(step) || saver_->finish();
-      if (stop_signal_ != 0) return stopped(step, saved);
+      saved_ = !saves_after(step) || saves_beside(step) || saver_->finish();
+      if (stop_signal_ != 0) return stopped(step);
     }
     if (batches_.evaluates_alone() && !evaluate(&summary_.last)) end_for_input(first_step_ - 1);
     if (weights_) drifted_ = others_with_other_weights("comparing the trained weights");
@@ -113,7 +114,8 @@ class Trainer {
     if (comm_.rank() == 0 && summary_.last.validation_loss)
       check_last_validation(*summary_.last.validation_loss, config_);
     if (plans_->failure()) throw Error(*plans_->failure());
-    return {};
+    if (!output_ || !ends_early()) return {};
+    return {.words = stopped_early(config_, exit_words(config_), batches_.last_step(), saved_)};
   }
 
  private:
@@ -167,6 +169,9 @@ class Trainer {
   }
 
   Speeds speeds_at(int64_t step) const { return meter_ ? meter_->speeds_at(step) : Speeds{}; }
+
+  /// Returns true if the run ends after this step because train.exit_duration_in_mins is over.
+  bool ends_early() const { return batches_.last_step() < config_.train.steps; }
 
   /// While `step` runs, or validation batches after it, what is planned is a batch of the next step
   /// or a validation one: with the next step's speeds, whether this step's times are known or not.
@@ -233,7 +238,9 @@ class Trainer {
   }
 
   /// Returns true if a checkpoint of the state after this step is saved.
-  bool saves_after(int64_t step) const { return stop_signal_ != 0 || saver_->is_due(step); }
+  bool saves_after(int64_t step) const {
+    return stop_signal_ != 0 || ends_early() || saver_->is_due(step);
+  }
 
   /// Starts to save the present state, after `step`. With `beside`, training goes on meanwhile.
   void begin_save(int64_t step, int64_t skipped_in_row, bool beside, bool before_bad_step) {
@@ -246,20 +253,13 @@ class Trainer {
   }
 
   bool saves_beside(int64_t step) const {
-    return config_.checkpoint.async && stop_signal_ == 0 && step != config_.train.steps;
+    return config_.checkpoint.async && stop_signal_ == 0 && step != batches_.last_step();
   }
 
-  TrainEnd stopped(int64_t step, bool saved) {
-    const std::string name = signal_name(stop_signal_);
-    DISTCA_THROW_IF(!saved, ErrorKind::kIo,
-                    "stopped by {} after step {} of {}, and its checkpoint could not be saved",
-                    name, step, config_.train.steps);
-    if (!output_) return {.stopped_by = stop_signal_};  // rank 0 says it
-    output_->finish_metrics();
-    return {.stopped_by = stop_signal_,
-            .words = fmt::format("stopped by {} after step {} of {}; saved, resume with the same "
-                                 "command and --resume ({}/checkpoints)",
-                                 name, step, config_.train.steps, config_.train.output_dir)};
+  TrainEnd stopped(int64_t step) {
+    const std::string words = stopped_early(config_, signal_name(stop_signal_), step, saved_);
+    if (output_) output_->finish_metrics();
+    return {.stopped_by = stop_signal_, .words = output_ ? words : ""};  // rank 0 says it
   }
 
   OtherRanks others_with_other_weights(std::string_view operation) {
@@ -301,6 +301,7 @@ class Trainer {
                      .lr = metrics.lr,
                      .accepts = accepts});
     metrics.grad_norm = result.sum.norm;
+    metrics.step_s = watch.seconds();  // until it is known whether the step's state is saved
     share(result, planned, &metrics);
     if (!ends_badly() && saves_after(step)) save_traced(step);
     metrics.checkpoint = saver_->figures();
@@ -322,24 +323,12 @@ class Trainer {
 
   /// Exchanges all ranks' figures of the step and adds them to `metrics`.
   void share(const StepResult& mine, const PlannedBatch& planned, StepMetrics* metrics) {
-    const RankSample work = planned.work[comm_.rank()];
-    const RankStep own{
-        .loss_sum = mine.loss_sum,
-        .grad_norm = metrics->grad_norm,
-        .verdict = verdict_,
-        .save = saver_->report(),
-        .stop_signal = state_.stop_requested(),
-        .bytes = mine.bytes,
-        .bytes_between_nodes = planned.bytes_between_nodes,
-        .attention_s = config_.attention_has_one_thread()
-                           ? mine.times.processor_of(OpKind::kCoreAttention)
-                           : mine.times.of(OpKind::kCoreAttention),
-        .memory = {.now_bytes = memory_.bytes(),
-                   .peak_bytes = memory_.peak_bytes(),
-                   .resident_bytes = resident_peak_bytes(),
-                   .weight_copy_bytes = weights_ ? weights_->model.copy_bytes() : 0,
-                   .optimizer_bytes = weights_ ? weights_->optimizer.state_bytes() : 0},
-        .sample = rank_sample(mine.times, work.tokens, work.load)};
+    RankStep own = rank_step(config_, mine, planned, comm_.rank(), memory_, weights_.get());
+    own.verdict = verdict_;
+    own.save = saver_->report();
+    own.stop_signal = state_.stop_requested();
+    own.ends_in_time = exit_time_.is_last(steady_seconds(), metrics->step_s,
+                                          batches_.evaluates(metrics->step), saver_->last_save_s());
     const std::vector<RankStep> all = all_gather(all_, own, "loss sum");
     const double loss_sum = add_ranks(all, metrics);
     std::vector<SaveReport> saves;
@@ -355,6 +344,10 @@ class Trainer {
     // the bandwidth, which nobody has recorded yet.
     if (meter_ && (meter_->add(metrics->step, metrics->ranks) || metrics->step == first_step_))
       metrics->speeds = meter_->speeds();
+    if (all[0].ends_in_time && stop_signal_ == 0 && metrics->step < batches_.last_step())
+      plans_->restart([&] { batches_.end_after(metrics->step); }, speeds_at(metrics->step + 1));
+    metrics->ends_in_time = ends_early();
+    metrics->limit_left_s = exit_time_.left_s(steady_seconds());
   }
 
   /// Takes rank 0's verdict on the step and all ranks' reports on the save that is under way.
@@ -371,11 +364,13 @@ class Trainer {
 
   /// Returns false if a batch cannot be had.
   bool evaluate(StepMetrics* metrics) {
+    const Stopwatch watch;
     const auto next = [&] { return next_planned(metrics->step, ProgramRequest::Kind::kEvaluate); };
     const auto losses = distca::evaluate(step_, batches_.num_validation(), next, comm_);
     if (!losses) return false;
     metrics->validation_loss = losses->mean();
     metrics->validation_by_position = losses->bands();
+    exit_time_.evaluated(watch.seconds());
     return true;
   }
 
@@ -385,10 +380,11 @@ class Trainer {
       throw diverged(config_,
                      fmt::format("the last update left {} weights that are", with_thousands(bad)));
     }
-    output_->save_weights(trained_);
+    output_->save_weights(trained_, batches_.last_step());
     output_->save_beside();
     summary_.trace = tracer_.write();
     summary_.metrics_missing = output_->finish_metrics();
+    summary_.last_step = batches_.last_step();
     output_->end(summary_text(config_, data_, summary_));
     // The others have ended well and did not wait for this.
     check_same_end(drifted_, run_, config_);
@@ -409,6 +405,7 @@ class Trainer {
   DataBlend data_;
   StepBatches batches_;
   std::unique_ptr<WorkerWeights> weights_;  // null on a dedicated server
+  ExitTime exit_time_;
   StepGuard guard_;
   StepVerdict verdict_;  // verdict on the step under way
   int64_t skipped_in_row_ = 0;
@@ -420,6 +417,7 @@ class Trainer {
   std::optional<RunOutput> output_;  // on rank 0 only
   std::optional<CheckpointSaver> saver_;
   int stop_signal_ = 0;  // that a rank was sent
+  bool saved_ = true;    // no checkpoint of the last step was to be saved, or it is complete
   RunSummary summary_;
   std::vector<at::Tensor> trained_;  // on rank 0, the weights at the end
   OtherRanks drifted_;               // ranks whose trained weights are not what they should be

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "distca/base/clock.h"
 #include "distca/comm/communicator.h"
 #include "distca/config/config.h"
 #include "distca/report/run_state.h"
@@ -23,20 +24,24 @@ struct RunStart {
   std::function<std::optional<std::filesystem::path>(int64_t)> older_checkpoint;
   std::string run_id;            // id of the launch; rank 0 draws one if it is ""
   int64_t device_cap_bytes = 0;  // result of check_run()
+  /// When the run was launched, on the clock of steady_seconds(), for train.exit_duration_in_mins.
+  /// Rank 0's counts.
+  double begin_s = steady_seconds();
 };
 
 /// How a run has ended.
 struct TrainEnd {
-  int stopped_by = 0;  // the signal after which it saved and ended, or 0 if all steps are done
-  std::string words;   // on rank 0, what is to be said about that
+  int stopped_by = 0;  // the signal after which it saved and ended, or 0 if none
+  std::string words;   // on rank 0, what is to be said if not all steps are done
 };
 
 /// Trains. All ranks call it with the same configuration. The last servers.dedicated ranks hold no
 /// weights and only compute attention. Rank 0 writes the files of the run, shows progress on stdout
 /// without waiting for a reader, and keeps `state` up to date; ranks that are threads may share it.
 /// If a signal was noted in the `state` of any rank, all ranks save a checkpoint after the step
-/// that is under way, and end. Throws Error(kComm) if a rank is lost, and Error(kTraining) if the
-/// run diverges.
+/// that is under way, and end. The same happens when train.exit_duration_in_mins leaves no time for
+/// another step; then the run also measures and writes what one does that has done all steps.
+/// Throws Error(kComm) if a rank is lost, and Error(kTraining) if the run diverges.
 TrainEnd train(const Config& config, Communicator& comm, RunState& state,
                const RunStart& start = {});
 

@@ -24,6 +24,7 @@ SETTINGS = {
     "optimizer.schedule": ("linear", "constant", "wsd"), "optimizer.warmup_steps": (0, 5), "optimizer.weight_decay": (0, 0.5),
     "optimizer.wsd_decay_steps": (1, 2),
     "data.bad_tokens": ("skip_target", "1"), "train.bad_step": ("skip",), "train.spike_factor": (1e6,), "train.max_skipped_steps": (0, 3),
+    "train.exit_duration_in_mins": (1000,),
     "train.validation_every": (0, 1, 2), "train.validation_nano_batches": (1, 3), "train.overwrite": ("true",),
     "train.trace": ("trace.json",), "train.trace_first_step": (1, 3), "train.trace_steps": (1, 2),
     "checkpoint.every_steps": (1, 2, 3), "checkpoint.keep_last": (0, 1, 2), "checkpoint.keep_every": (2,),
