@@ -20,7 +20,7 @@
 namespace distca::bench {
 namespace {
 
-constexpr double kMercy = 5;  // seconds between the end of its input and SIGKILL
+constexpr double kKillDelay = 5;  // seconds between the end of its input and SIGKILL
 
 }  // namespace
 
@@ -53,7 +53,7 @@ ChildProcess::~ChildProcess() {
   close(socket_);
   const Stopwatch watch;
   while (waitpid(pid_, nullptr, WNOHANG) == 0) {
-    if (watch.seconds() > kMercy) kill(pid_, SIGKILL);
+    if (watch.seconds() > kKillDelay) kill(pid_, SIGKILL);
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }

@@ -48,7 +48,7 @@ struct Batch {
 /// A way to even out ranks: attention alone (share 0), or whole at this share of attention.
 void set_speeds(PipelineRequest& request, double share) {
   request.speeds.clear();
-  request.evenness = share > 0 ? Evenness::kWhole : Evenness::kAttention;
+  request.balance_target = share > 0 ? BalanceTarget::kWhole : BalanceTarget::kAttention;
   double tokens = 0, pairs = 0;
   for (const NanoBatch& nano_batch : request.nano_batches) {
     for (const Document& document : nano_batch.documents) {
@@ -125,7 +125,7 @@ void measure_tick(const PipelineRequest& request, int working, const Batch& batc
         std::max(longest, linear_ps(work[rank]) + attention_ps(work[rank], plan.load[rank].pairs));
     load += plan.load[rank].pairs;
   }
-  const auto least = static_cast<double>(least_ps(work, Evenness::kWhole, load));
+  const auto least = static_cast<double>(least_ps(work, BalanceTarget::kWhole, load));
   write_line("tick", {{"of", batch.name},
                       {"sampled", batch.sampled},
                       {"servers", batch.servers},

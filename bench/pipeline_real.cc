@@ -66,7 +66,7 @@ PipelineArm arm_of(Way way) {
 struct MeasuredSpeeds {
   RankSpeed speed;
   std::array<double, 2> linear_ns{}, attention_ns{};  // [pass] of a token, of a thousand pairs
-  std::array<EndsTime, kStages> ends{};
+  std::array<EmbeddingHeadTime, kStages> ends{};
   int64_t bytes_per_us = 0;  // that a rank sends while nothing is computed
 };
 
@@ -201,7 +201,7 @@ void RealMeasurer::measure_speeds() {
     speeds_.ends[stage] = {.forward_ps_per_token = all[stage][0],
                            .backward_ps_per_token = all[stage][1]};
   Json ends_json = Json::array();
-  for (const EndsTime& end : speeds_.ends)
+  for (const EmbeddingHeadTime& end : speeds_.ends)
     ends_json.push_back({end.forward_ps_per_token, end.backward_ps_per_token});
   speeds_.bytes_per_us = measured_bytes_per_us(comm_);
   write("speeds", {{"bytes_per_us", speeds_.bytes_per_us},
@@ -226,7 +226,7 @@ void RealMeasurer::write_plans() const {
     const double attention_s = 1e-15 * static_cast<double>(num_pairs(batch)) *
                                static_cast<double>(speeds_.speed.attention_ps_per_kload);
     double ends_s = 0;
-    for (const EndsTime& end : speeds_.ends) {
+    for (const EmbeddingHeadTime& end : speeds_.ends) {
       ends_s += 1e-12 * tokens / kStages *
                 static_cast<double>(end.forward_ps_per_token + end.backward_ps_per_token);
     }

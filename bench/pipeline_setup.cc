@@ -107,7 +107,8 @@ PipelineStepRequest step_request(PipelineArm arm, const ArmRequest& of) {
   request.shape = of.shape;
   request.options.scheduler = is_at_home(arm) ? "local" : "balanced";
   if (!is_at_home(arm)) request.options.tolerance_ppm = of.tolerance_ppm;
-  request.evenness = arm == PipelineArm::kAttentionEven ? Evenness::kAttention : Evenness::kWhole;
+  request.balance_target =
+      arm == PipelineArm::kAttentionEven ? BalanceTarget::kAttention : BalanceTarget::kWhole;
   request.speeds.assign(static_cast<size_t>(of.grid.num_ranks()), of.speed);
   request.ends = of.ends;
   request.bytes_per_us = of.bytes_per_us;

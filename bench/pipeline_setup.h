@@ -65,9 +65,9 @@ struct ArmRequest {
   int64_t layers = 1;    // layers of a stage
   BatchLengths lengths;  // documents as the arm plays them
   AttentionShape shape;
-  RankSpeed speed;             // speed of every rank
-  std::vector<EndsTime> ends;  // [stage] An empty list means no time.
-  int64_t bytes_per_us = 0;    // PipelineRequest::bytes_per_us
+  RankSpeed speed;                      // speed of every rank
+  std::vector<EmbeddingHeadTime> ends;  // [stage] An empty list means no time.
+  int64_t bytes_per_us = 0;             // PipelineRequest::bytes_per_us
   FillTicks fill_ticks = FillTicks::kExact;
   int64_t tolerance_ppm = PlanOptions::kOwnTolerance;  // for arms whose attention is balanced
 };

@@ -1,6 +1,6 @@
 // Plans of the five workloads and of sampled nano-batches against those of the paper's released
-// planner: evenness, bytes, largest send and receive, distance to the lower bound, time; rivals
-// side by side.
+// planner: balance_target, bytes, largest send and receive, distance to the lower bound, time;
+// rivals side by side.
 //   bench/report.py build/release/bench/plan
 
 #include <fmt/format.h>
@@ -89,7 +89,7 @@ void measure_samples(const Arguments& arguments) {
 
 int run(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app{"Evenness, bytes and time of plans, against the original's figures.", "plan"};
+  CLI::App app{"BalanceTarget, bytes and time of plans, against the original's figures.", "plan"};
   app.option_defaults()->always_capture_default();
   app.add_option("workloads", arguments.workloads, "Workload files; default: all of --folder");
   app.add_option("--folder", arguments.folder);

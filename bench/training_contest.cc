@@ -75,8 +75,9 @@ std::vector<StepArm> our_ways(const ContestOptions& options, const Speeds& speed
     fixed.plan.tolerance_ppm = kFixedTolerancePpm;
     fixed.name = how(fixed);
     StepArm& weighed = ways.emplace_back(balanced);
-    weighed.weighed = LayerTimeOptions{
-        .speeds = speeds, .hiding = hiding_of(overlap), .layers = options.model.num_hidden_layers};
+    weighed.weighed = LayerTimeOptions{.speeds = speeds,
+                                       .overlap_model = overlap_model_of(overlap),
+                                       .layers = options.model.num_hidden_layers};
     weighed.name = how(weighed);
   }
   return ways;

@@ -48,7 +48,7 @@ int run_worker_ranks(const WorkerRanks& options, std::span<char* const> argument
                      const std::function<void(Communicator&)>& body) {
   // Tensors are in huge pages, as in the program itself (cli/main.cc).
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
-  // "distca: " begins a rank's last words, which the launcher prints once.
+  // "distca: " begins a rank's exit message, which the launcher prints once.
   const char* prefix = is_worker_rank() ? "distca: " : "";
   return run_benchmark(prefix + options.program, [&] { return run(options, arguments, body); });
 }

@@ -167,7 +167,7 @@ int run_and_report(int argc, char** argv) {
     distca::standard_error().finish(distca::kConsolePatience);
     return exit_code;
   } catch (...) {
-    const distca::LastWords words = distca::last_words(std::current_exception());
+    const distca::ExitMessage words = distca::exit_message(std::current_exception());
     distca::say_last(words.line);
     return words.exit_code;
   }

@@ -37,8 +37,8 @@ namespace {
 
 /// Where the run is. A signal to this process asks the run to stop; before it trains, and the
 /// second time, it ends the process, which says where the run was.
-struct Told {
-  explicit Told(const Config& config)
+struct RunSignals {
+  explicit RunSignals(const Config& config)
       : state(std::make_shared<RunState>(config.train.output_dir, config.train.steps)),
         stop([state = state](int signal) { return state->request_stop(signal); },
              [state = state](const std::string& signal) { return state->stopped_by(signal); }) {}
@@ -61,7 +61,7 @@ std::unique_ptr<Communicator> join_ranks(const Config& config, const Rendezvous&
 
 TrainEnd train_as_rank(const Config& config, const Rendezvous& rendezvous, const RunStart& start) {
   const auto store = start_store_process(rendezvous, config.comm.grace_s);
-  const Told told(config);  // starts a thread: after the store's process was forked
+  const RunSignals told(config);  // starts a thread: after the store's process was forked
   const int device =
       config.on_cuda() ? use_local_device(rendezvous.local_rank, local_devices()) : -1;
   const std::shared_ptr<void> of_thread = device < 0 ? nullptr : begin_device_rank(device);
@@ -72,7 +72,7 @@ TrainEnd train_as_rank(const Config& config, const Rendezvous& rendezvous, const
 /// Ranks that are threads of this process.
 TrainEnd train_as_threads(const Config& config, int ranks, const RunStart& start) {
   const ThreadDevice device = config.on_cuda() ? cuda_thread_device(0) : ThreadDevice{};
-  const Told told(config);
+  const RunSignals told(config);
   TrainEnd end;
   run_ranks(
       ranks, config.comm,

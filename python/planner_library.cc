@@ -42,7 +42,7 @@ int exit_code_of(Body body, char** answer) {
     *answer = copy_of(error.what());
     return error.exit_code();
   } catch (...) {
-    const distca::LastWords words = distca::last_words(std::current_exception());
+    const distca::ExitMessage words = distca::exit_message(std::current_exception());
     *answer = copy_of(words.line);
     return words.exit_code;
   }

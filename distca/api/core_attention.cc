@@ -159,7 +159,7 @@ class Layer {
   const Pass pass_;
   const uint32_t call_;
   const int exceptions_ = std::uncaught_exceptions();
-  Round round_;
+  LayerState layer_state_;
   Buffers buffers_;
   // Null means no messages. Where exchanges end in order, the last has all results, both ways.
   std::unique_ptr<PendingExchange> to_servers_, from_servers_, to_homes_;
@@ -216,7 +216,7 @@ LayerPass Layer::pass() {
   LayerPass pass{.exchange = plan_->exchange,
                  .tasks = plan_->tasks,
                  .home = home,
-                 .round = round_,
+                 .layer_state = layer_state_,
                  .pass = pass_};
   for (size_t role = 0; role < buffers_.size(); ++role) {
     const at::Tensor* const memory = buffers_[role].get();

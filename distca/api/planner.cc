@@ -58,7 +58,7 @@ std::vector<int64_t> whole_even_capacities(const BatchRequest& request, int num_
     mine.attention_ps_per_kload =
         7 * 1000 * shape.num_heads * (shape.head_dim_qk + shape.head_dim_v);
   }
-  return even_capacities(work, Evenness::kWhole, load);
+  return even_capacities(work, BalanceTarget::kWhole, load);
 }
 
 Cluster cluster_of(const BatchRequest& request, const NanoBatch& documents,

@@ -47,7 +47,7 @@ class Console {
   /// Writes one or more whole lines and adds the newline at the end. On a terminal, they take the
   /// place of the progress line.
   void line(std::string_view text);
-  /// Does the same, even if the buffer is full. It is meant for the few last words of a run.
+  /// Does the same, even if the buffer is full. It is meant for the few exit message of a run.
   void important(std::string_view text);
   /// On a terminal, `text` replaces the progress line at the bottom; it must be shorter than
   /// columns(). Elsewhere, `text` is written as a line.

@@ -24,7 +24,7 @@ std::string failure_of_the_world(const std::exception& error) {
   return std::ferror(stdout) != 0 ? fmt::format("stdout: {}", system->code().message()) : what;
 }
 
-LastWords words(int exit_code, const char* kind, const std::string& what) {
+ExitMessage words(int exit_code, const char* kind, const std::string& what) {
   return {exit_code, fmt::format("distca: {}: {}", kind, detail::one_line(what))};
 }
 
@@ -43,7 +43,7 @@ std::string first_line(const std::exception& error) {
   return text;
 }
 
-LastWords last_words(const std::exception_ptr& why) {
+ExitMessage exit_message(const std::exception_ptr& why) {
   try {
     std::rethrow_exception(why);
   } catch (const Error& error) {

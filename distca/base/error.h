@@ -75,14 +75,14 @@ std::string first_line(const std::exception& error);
 
 /// How a program ends because of an exception: its exit code, and one line that begins with
 /// "distca: error: " or "distca: bug: ".
-struct LastWords {
+struct ExitMessage {
   int exit_code = 0;
   std::string line;
 };
-/// The last words for an exception. An Error has its own exit code. Exceptions that PyTorch and the
-/// standard library throw when the machine refuses something mean exit code 1. Everything else is a
-/// bug of ours.
-LastWords last_words(const std::exception_ptr& why);
+/// The exit message for an exception. An Error has its own exit code. Exceptions that PyTorch and
+/// the standard library throw when the machine refuses something mean exit code 1. Everything else
+/// is a bug of ours.
+ExitMessage exit_message(const std::exception_ptr& why);
 
 }  // namespace distca
 

@@ -59,24 +59,24 @@ TEST(FirstLine, is_one_line_without_the_place_in_the_source) {
             "The client socket has timed out");
 }
 
-LastWords words_of(const auto& error) { return last_words(std::make_exception_ptr(error)); }
+ExitMessage words_of(const auto& error) { return exit_message(std::make_exception_ptr(error)); }
 
-TEST(LastWords, tell_bad_input_the_world_and_bugs_apart) {
-  const LastWords bad = words_of(Error(ErrorKind::kData, "two\nlines"));
+TEST(ExitMessage, tell_bad_input_the_world_and_bugs_apart) {
+  const ExitMessage bad = words_of(Error(ErrorKind::kData, "two\nlines"));
   EXPECT_EQ(bad.exit_code, 2);
   EXPECT_EQ(bad.line, "distca: error: two lines");
-  const LastWords memory = words_of(std::bad_alloc());
+  const ExitMessage memory = words_of(std::bad_alloc());
   EXPECT_EQ(memory.exit_code, 1);
   EXPECT_EQ(memory.line, "distca: error: out of memory");
-  const LastWords torch = words_of(
+  const ExitMessage torch = words_of(
       std::runtime_error("[enforce fail at alloc.cpp:1] . DefaultCPUAllocator: can't allocate "
                          "memory: you tried to allocate 8 bytes. Error code 12\nstack"));
   EXPECT_EQ(torch.exit_code, 1);
   EXPECT_EQ(torch.line, "distca: error: out of memory: you tried to allocate 8 bytes");
-  const LastWords threads =
+  const ExitMessage threads =
       words_of(std::system_error(std::make_error_code(std::errc::too_many_files_open)));
   EXPECT_EQ(threads.exit_code, 1);
-  const LastWords bug = words_of(CheckFailure("a.cc:1: no"));
+  const ExitMessage bug = words_of(CheckFailure("a.cc:1: no"));
   EXPECT_EQ(bug.exit_code, 70);
   EXPECT_EQ(bug.line, "distca: bug: a.cc:1: no");
 }

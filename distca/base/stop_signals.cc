@@ -62,7 +62,7 @@ bool handled_by(int signal, void (*handler)(int)) {
 
 /// The object's thread: waits for the signals that the handler reports, or for the object's end.
 void serve(const FileDescriptor& from, const std::function<bool(int signal)>& request,
-           const std::function<std::string(const std::string& signal)>& last_words) {
+           const std::function<std::string(const std::string& signal)>& exit_message) {
   char signal = 0;
   const auto signalled = [&] { return read(from.get(), &signal, 1) == 1 && signal != 0; };
   if (!signalled()) return;
@@ -70,7 +70,7 @@ void serve(const FileDescriptor& from, const std::function<bool(int signal)>& re
     ends_itself = true;
     if (!signalled()) return;
   }
-  say_last("distca: " + last_words(signal_name(signal)), kPatience);
+  say_last("distca: " + exit_message(signal_name(signal)), kPatience);
   _exit(kStoppedExitCode);
 }
 
@@ -84,7 +84,7 @@ std::string signal_name(int signal) {
 }
 
 StopSignals::StopSignals(std::function<bool(int signal)> request,
-                         std::function<std::string(const std::string& signal)> last_words) {
+                         std::function<std::string(const std::string& signal)> exit_message) {
   int ends[2];
   DISTCA_THROW_IF(pipe2(ends, O_CLOEXEC) != 0, ErrorKind::kIo, "no pipe for signals: {}",
                   std::strerror(errno));
@@ -95,7 +95,7 @@ StopSignals::StopSignals(std::function<bool(int signal)> request,
   pthread_sigmask(SIG_SETMASK, &all, &old);
   try {
     std::thread([from = std::move(read_end), ask = std::move(request),
-                 words = std::move(last_words)] {
+                 words = std::move(exit_message)] {
       serve(from, ask, words);
     }).detach();
   } catch (const std::system_error& error) {

@@ -42,10 +42,10 @@ class StopSignals {
  public:
   /// Both functions are called on the object's thread while all other threads go on, and must not
   /// throw. `request` gets the first signal and returns whether the process will end by itself.
-  /// `last_words` gets the name of the signal that ends the process and returns the line. Throws
+  /// `exit_message` gets the name of the signal that ends the process and returns the line. Throws
   /// Error(kIo) if the system refuses a pipe or a thread.
   StopSignals(std::function<bool(int signal)> request,
-              std::function<std::string(const std::string& signal)> last_words);
+              std::function<std::string(const std::string& signal)> exit_message);
   /// From here on, a signal ends the process without a word again.
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;

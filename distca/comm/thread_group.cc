@@ -342,7 +342,7 @@ class Ending {
                           [&] { return running_ == 0; })) {
       return;
     }
-    const LastWords words = last_words(first_);
+    const ExitMessage words = exit_message(first_);
     say_last(fmt::format("{} ({} of {} threads still computed)", words.line, running_, size_));
     _exit(words.exit_code);
   }

@@ -120,7 +120,7 @@ void check_pipeline(const Config& config) {
                   "forward, so servers cannot keep keys; use auto or redispatch",
                   size);
   DISTCA_THROW_IF(config.servers.reweight || config.plan.tolerance.is_auto(), ErrorKind::kConfig,
-                  "{} with {}: ticks are planned with stated speeds only; leave it out",
+                  "{} with {}: ticks are planned with assumed speeds only; leave it out",
                   config.servers.reweight ? "servers.reweight = true" : "plan.tolerance = auto",
                   size);
   const bool at_home = config.parallel.pipeline_schedule == PipelineSchedule::kAtHome;

@@ -24,14 +24,15 @@ struct Server {
 };
 
 /// In the order in which they begin.
-std::vector<Server> servers_of(std::span<const RankWork> ranks, Evenness evenness) {
+std::vector<Server> servers_of(std::span<const RankWork> ranks, BalanceTarget balance_target) {
   const double longest = longest_linear_ps(ranks);
   std::vector<Server> servers;
   for (const RankWork& work : ranks) {
     if (!work.serves) continue;
     DISTCA_CHECK_GE(work.attention_ps_per_kload, 1);
-    servers.push_back({.begin_ps = evenness == Evenness::kWhole ? linear_ps(work) : longest,
-                       .load_a_ps = 1000 / static_cast<double>(work.attention_ps_per_kload)});
+    servers.push_back(
+        {.begin_ps = balance_target == BalanceTarget::kWhole ? linear_ps(work) : longest,
+         .load_a_ps = 1000 / static_cast<double>(work.attention_ps_per_kload)});
   }
   std::ranges::stable_sort(servers, {}, &Server::begin_ps);
   return servers;
@@ -48,8 +49,8 @@ double attention_ps(const RankWork& work, int64_t load) {
   return static_cast<double>(work.attention_ps_per_kload) * static_cast<double>(load) / 1000;
 }
 
-int64_t least_ps(std::span<const RankWork> ranks, Evenness evenness, int64_t load) {
-  const std::vector<Server> servers = servers_of(ranks, evenness);
+int64_t least_ps(std::span<const RankWork> ranks, BalanceTarget balance_target, int64_t load) {
+  const std::vector<Server> servers = servers_of(ranks, balance_target);
   DISTCA_CHECK(!servers.empty(), "none of {} ranks serves", ranks.size());
   // The load, plus the load that servers could compute in the time before they begin.
   auto work = static_cast<double>(load);
@@ -64,9 +65,9 @@ int64_t least_ps(std::span<const RankWork> ranks, Evenness evenness, int64_t loa
   return static_cast<int64_t>(std::min(finish + 0.5, kMost));
 }
 
-int64_t load_within(std::span<const RankWork> ranks, Evenness evenness, int64_t ps) {
+int64_t load_within(std::span<const RankWork> ranks, BalanceTarget balance_target, int64_t ps) {
   double load = 0;
-  for (const Server& server : servers_of(ranks, evenness)) {
+  for (const Server& server : servers_of(ranks, balance_target)) {
     load += std::max(0.0, static_cast<double>(ps) - server.begin_ps) * server.load_a_ps;
   }
   return static_cast<int64_t>(std::min(load, kMost));

@@ -19,16 +19,16 @@ std::vector<RankWork> three_ranks() {
 
 TEST(FinishTime, of_ranks_that_differ_by_hand) {
   std::vector<RankWork> ranks = three_ranks();
-  EXPECT_EQ(least_ps(ranks, Evenness::kWhole, 0), 4000);
-  EXPECT_EQ(least_ps(ranks, Evenness::kWhole, 5500), 4000);  // 3 / 2 and 4 thousands fit below
-  EXPECT_EQ(least_ps(ranks, Evenness::kWhole, 8000), 5000);  // and 2.5 thousands more a ns
-  EXPECT_EQ(load_within(ranks, Evenness::kWhole, 5000), 8000);
-  EXPECT_EQ(load_within(ranks, Evenness::kWhole, 500), 500);
-  EXPECT_EQ(least_ps(ranks, Evenness::kAttention, 5000), 6000);
-  EXPECT_EQ(load_within(ranks, Evenness::kAttention, 6000), 5000);
-  EXPECT_EQ(load_within(ranks, Evenness::kAttention, 3000), 0);
+  EXPECT_EQ(least_ps(ranks, BalanceTarget::kWhole, 0), 4000);
+  EXPECT_EQ(least_ps(ranks, BalanceTarget::kWhole, 5500), 4000);  // 3 / 2 and 4 thousands fit below
+  EXPECT_EQ(least_ps(ranks, BalanceTarget::kWhole, 8000), 5000);  // and 2.5 thousands more a ns
+  EXPECT_EQ(load_within(ranks, BalanceTarget::kWhole, 5000), 8000);
+  EXPECT_EQ(load_within(ranks, BalanceTarget::kWhole, 500), 500);
+  EXPECT_EQ(least_ps(ranks, BalanceTarget::kAttention, 5000), 6000);
+  EXPECT_EQ(load_within(ranks, BalanceTarget::kAttention, 6000), 5000);
+  EXPECT_EQ(load_within(ranks, BalanceTarget::kAttention, 3000), 0);
   ranks[2].serves = false;
-  EXPECT_EQ(least_ps(ranks, Evenness::kWhole, 3000), 5000);
+  EXPECT_EQ(least_ps(ranks, BalanceTarget::kWhole, 3000), 5000);
 }
 
 TEST(FinishTime, of_equal_ranks_is_the_closed_form) {
@@ -42,9 +42,9 @@ TEST(FinishTime, of_equal_ranks_is_the_closed_form) {
     const int64_t linear = working > 0 ? 3'000'000 : 0;
     for (const int64_t load : {1'000, 5'000, 20'000}) {
       const int64_t attention = load * 1'000;
-      EXPECT_EQ(least_ps(ranks, Evenness::kWhole, load),
+      EXPECT_EQ(least_ps(ranks, BalanceTarget::kWhole, load),
                 std::max(linear, (working * linear + attention) / kRanks));
-      EXPECT_EQ(least_ps(ranks, Evenness::kAttention, load), linear + attention / kRanks);
+      EXPECT_EQ(least_ps(ranks, BalanceTarget::kAttention, load), linear + attention / kRanks);
     }
   }
 }
@@ -59,11 +59,12 @@ TEST(FinishTime, what_fits_within_the_least_time_is_the_load) {
       work.attention_ps_per_kload = 500 + static_cast<int64_t>(random.below(900));
     }
     const int64_t load = static_cast<int64_t>(random.below(4'000'000));
-    for (const Evenness evenness : {Evenness::kWhole, Evenness::kAttention}) {
-      const int64_t ps = least_ps(ranks, evenness, load);
-      EXPECT_GE(load_within(ranks, evenness, ps + 1), load);  // linear work alone may take longer
-      if (evenness == Evenness::kAttention) {
-        EXPECT_LE(load_within(ranks, evenness, ps - 1), load);
+    for (const BalanceTarget balance_target : {BalanceTarget::kWhole, BalanceTarget::kAttention}) {
+      const int64_t ps = least_ps(ranks, balance_target, load);
+      EXPECT_GE(load_within(ranks, balance_target, ps + 1),
+                load);  // linear work alone may take longer
+      if (balance_target == BalanceTarget::kAttention) {
+        EXPECT_LE(load_within(ranks, balance_target, ps - 1), load);
       }
     }
   }

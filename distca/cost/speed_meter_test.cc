@@ -159,10 +159,10 @@ TEST(SpeedMeter, gives_the_same_whatever_the_largest_numbers) {
 /// training does with SpeedMeter and even_capacities.
 class Machine {
  public:
-  Machine(std::vector<RankSpeed> truth, int num_workers, Evenness evenness)
+  Machine(std::vector<RankSpeed> truth, int num_workers, BalanceTarget balance_target)
       : truth_(std::move(truth)),
         num_workers_(num_workers),
-        evenness_(evenness),
+        evenness_(balance_target),
         meter_(static_cast<int>(truth_.size()), 0) {}
 
   void slow_down(int rank, int64_t factor) {
@@ -191,7 +191,8 @@ class Machine {
       const double attention =
           static_cast<double>(truth_[rank].attention_ps_per_kload) *
           static_cast<double>((sample.load > 0 ? kLaunchLoad : 0) + sample.load) / 1000;
-      latest = std::max(latest, evenness_ == Evenness::kWhole ? linear + attention : attention);
+      latest =
+          std::max(latest, evenness_ == BalanceTarget::kWhole ? linear + attention : attention);
       sample.linear_ns = std::llround(linear / 1000 * noise());
       sample.attention_ns = std::llround(attention / 1000 * noise());
       samples.push_back(sample);
@@ -219,7 +220,8 @@ class Machine {
       const double middle = (low + high) / 2;
       double done = 0;
       for (size_t rank = 0; rank < truth_.size(); ++rank) {
-        const bool counts = evenness_ == Evenness::kWhole && static_cast<int>(rank) < num_workers_;
+        const bool counts =
+            evenness_ == BalanceTarget::kWhole && static_cast<int>(rank) < num_workers_;
         const double linear =
             counts ? static_cast<double>(truth_[rank].linear_ps_per_token * kTokens) : 0;
         done += std::max(0.0, middle - linear) * 1000 /
@@ -232,7 +234,7 @@ class Machine {
 
   std::vector<RankSpeed> truth_;
   const int num_workers_;
-  const Evenness evenness_;
+  const BalanceTarget evenness_;
   SpeedMeter meter_;
   Random random_{7};
   int64_t steps_ = 0;
@@ -240,12 +242,12 @@ class Machine {
 };
 
 TEST(SpeedMeter, makes_uneven_machines_finish_together_within_few_steps_and_stay) {
-  for (const Evenness evenness : {Evenness::kAttention, Evenness::kWhole}) {
+  for (const BalanceTarget balance_target : {BalanceTarget::kAttention, BalanceTarget::kWhole}) {
     for (const int dedicated : {0, 1}) {
       std::vector<RankSpeed> truth{
           {3'000'000, 700'000}, {6'000'000, 1'400'000}, {4'000'000, 600'000}};
       truth.resize(truth.size() + dedicated, {0, 900'000});
-      Machine machine(truth, 3, evenness);
+      Machine machine(truth, 3, balance_target);
       EXPECT_GT(machine.step(), 1.2) << "uneven as long as nothing is known";
       for (int i = 0; i < 10; ++i) machine.step();
       double worst = 1;
@@ -266,10 +268,10 @@ TEST(SpeedMeter, makes_uneven_machines_finish_together_within_few_steps_and_stay
 }
 
 TEST(SpeedMeter, a_server_that_was_slow_for_ten_steps_gets_its_share_back) {
-  for (const Evenness evenness : {Evenness::kAttention, Evenness::kWhole}) {
+  for (const BalanceTarget balance_target : {BalanceTarget::kAttention, BalanceTarget::kWhole}) {
     for (const int64_t slowness : {4, 30, 5'000}) {
       Machine machine({{3'000'000, 700'000}, {3'000'000, 700'000}, {3'000'000, 700'000}}, 3,
-                      evenness);
+                      balance_target);
       for (int i = 0; i < 20; ++i) machine.step();
       machine.slow_down(0, slowness);
       for (int i = 0; i < 10; ++i) machine.step();
@@ -284,9 +286,9 @@ TEST(SpeedMeter, a_server_that_was_slow_for_ten_steps_gets_its_share_back) {
 }
 
 TEST(SpeedMeter, a_server_that_stays_slow_is_not_tried_again_and_again) {
-  for (const Evenness evenness : {Evenness::kAttention, Evenness::kWhole}) {
+  for (const BalanceTarget balance_target : {BalanceTarget::kAttention, BalanceTarget::kWhole}) {
     Machine machine({{3'000'000, 700'000}, {3'000'000, 700'000}, {3'000'000, 14'000'000}}, 3,
-                    evenness);
+                    balance_target);
     for (int i = 0; i < 20; ++i) machine.step();
     const int changes = machine.changes();
     double worst = 1;

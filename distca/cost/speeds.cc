@@ -78,8 +78,8 @@ std::vector<int64_t> as_capacities(const std::vector<Wide>& shares) {
 
 }  // namespace
 
-Speeds stated_speeds(const ModelShape& layers, int num_servers, const AttentionProfile* profile,
-                     Recompute recompute) {
+Speeds assumed_speeds(const ModelShape& layers, int num_servers, const AttentionProfile* profile,
+                      Recompute recompute) {
   const AttentionShape& shape = layers.attention;
   const int64_t q = shape.num_heads * shape.head_dim_qk;
   const int64_t o = shape.num_heads * shape.head_dim_v;
@@ -91,8 +91,8 @@ Speeds stated_speeds(const ModelShape& layers, int num_servers, const AttentionP
   const Wide kload_flops = Wide{7} * layers.num_layers * per_pair * 1000;
   RankSpeed speed;
   if (profile == nullptr) {
-    speed.linear_ps_per_token = static_cast<int64_t>(token_flops / kStatedTflops);
-    speed.attention_ps_per_kload = static_cast<int64_t>(kload_flops / kStatedTflops);
+    speed.linear_ps_per_token = static_cast<int64_t>(token_flops / kAssumedTflops);
+    speed.attention_ps_per_kload = static_cast<int64_t>(kload_flops / kAssumedTflops);
   } else {
     // A thousand ns of load in each layer.
     speed.attention_ps_per_kload = layers.num_layers * 1'000'000;
@@ -112,7 +112,7 @@ Speeds stated_speeds(const ModelShape& layers, int num_servers, const AttentionP
   return speeds;
 }
 
-Speeds known_speeds(const Speeds& measured, const Speeds& stated) {
+Speeds fill_in_speeds(const Speeds& measured, const Speeds& stated) {
   const int64_t usual_attention = mean_of_known(measured.ranks, &RankSpeed::attention_ps_per_kload);
   const int64_t usual_linear = mean_of_known(measured.ranks, &RankSpeed::linear_ps_per_token);
   Speeds known = measured;
@@ -145,7 +145,7 @@ std::vector<RankWork> work_of_step(const Speeds& speeds, int num_workers, int nu
   return work;
 }
 
-std::vector<int64_t> even_capacities(std::span<const RankWork> ranks, Evenness evenness,
+std::vector<int64_t> even_capacities(std::span<const RankWork> ranks, BalanceTarget balance_target,
                                      int64_t load) {
   DISTCA_CHECK(load >= 0, "a load of {}", load);
   DISTCA_CHECK(std::ranges::any_of(ranks, &RankWork::serves), "none of {} ranks serves",
@@ -153,7 +153,7 @@ std::vector<int64_t> even_capacities(std::span<const RankWork> ranks, Evenness e
   const int64_t usual_attention = mean_of_known(ranks, &RankWork::attention_ps_per_kload);
   const int64_t usual_layers = mean_of_known(
       ranks, [](const RankWork& work) { return work.tokens > 0 ? work.layers_ps_per_token : 0; });
-  const bool whole = evenness == Evenness::kWhole && usual_attention > 0 && load > 0;
+  const bool whole = balance_target == BalanceTarget::kWhole && usual_attention > 0 && load > 0;
   const auto attention_ps = [&](const RankWork& work) {
     return work.attention_ps_per_kload > 0 ? work.attention_ps_per_kload
                                            : std::max<int64_t>(1, usual_attention);

@@ -3,9 +3,9 @@
 // by them (DESIGN, data model: measured inputs enter a plan only as recorded integers, the same on
 // every rank).
 //
-//   const Speeds speeds = stated_speeds(model, /*num_servers=*/4);  // ModelShape model
+//   const Speeds speeds = assumed_speeds(model, /*num_servers=*/4);  // ModelShape model
 //   const std::vector<RankWork> work = work_of_step(speeds, 4, 4, /*in_place=*/true, tokens);
-//   const std::vector<int64_t> capacity = even_capacities(work, Evenness::kWhole, load);
+//   const std::vector<int64_t> capacity = even_capacities(work, BalanceTarget::kWhole, load);
 //
 // Any thread may call the functions; the types are plain values.
 
@@ -38,23 +38,23 @@ struct Speeds {
 /// The speeds that are assumed where nothing was measured, for `num_servers` ranks that are alike.
 /// With a profile, attention takes the profile's times (the unit of load is then ns), and linear
 /// work runs at the rate of the profile's longest task. Without a profile, both run at
-/// kStatedTflops (bf16 on one H200), and load is in pairs. The bandwidth is unknown.
+/// kAssumedTflops (bf16 on one H200), and load is in pairs. The bandwidth is unknown.
 /// Counts: multiply-adds of the layers' matrix products and of core attention; backward is 2 and
 /// 2.5 times forward, and 3 and 2.5 with Recompute::kFull. Ignores: embedding, head and loss,
 /// norms, memory.
-Speeds stated_speeds(const ModelShape& layers, int num_servers,
-                     const AttentionProfile* profile = nullptr,
-                     Recompute recompute = Recompute::kNone);
-inline constexpr int64_t kStatedTflops = 300;
+Speeds assumed_speeds(const ModelShape& layers, int num_servers,
+                      const AttentionProfile* profile = nullptr,
+                      Recompute recompute = Recompute::kNone);
+inline constexpr int64_t kAssumedTflops = 300;
 
 /// Fills the gaps of measured speeds. A rank whose speed is unknown gets the mean of the known
 /// ones. If attention or the linear work is unknown for all ranks, all ranks get `stated` speeds,
 /// which are given for all servers.
-Speeds known_speeds(const Speeds& measured, const Speeds& stated);
+Speeds fill_in_speeds(const Speeds& measured, const Speeds& stated);
 
 /// The work of a rank that is evened out over the ranks. It follows from the overlap mode
 /// (docs/program.md).
-enum class Evenness {
+enum class BalanceTarget {
   /// For none and within: ranks meet before and after core attention, so it alone is evened out.
   kAttention,
   /// For ping-pong: ranks may be up to a layer apart before they meet, so linear work and core
@@ -91,7 +91,7 @@ std::vector<RankWork> work_of_step(const Speeds& speeds, int num_workers, int nu
 /// reduced to lowest terms, so each is 1 where all are alike. Every server that gets any load has
 /// at least 1. A server that is too slow to finish its linear work by then gets 0. All arithmetic
 /// is in integers, times are in whole picoseconds.
-std::vector<int64_t> even_capacities(std::span<const RankWork> ranks, Evenness evenness,
+std::vector<int64_t> even_capacities(std::span<const RankWork> ranks, BalanceTarget balance_target,
                                      int64_t load);
 inline constexpr int64_t kCapacityUnits = 10'000;
 

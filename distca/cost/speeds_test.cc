@@ -20,38 +20,41 @@ constexpr int64_t kLoad = 1'000'000;  // with a speed of 1'000'000 ps a thousand
 
 Speeds speeds_of(std::vector<RankSpeed> ranks) { return {.ranks = std::move(ranks)}; }
 
-std::vector<int64_t> capacities(const Speeds& speeds, Evenness evenness, int num_workers,
+std::vector<int64_t> capacities(const Speeds& speeds, BalanceTarget balance_target, int num_workers,
                                 int num_servers, bool in_place = true, int64_t tokens = kTokens,
                                 int64_t load = kLoad) {
-  return even_capacities(work_of_step(speeds, num_workers, num_servers, in_place, tokens), evenness,
-                         load);
+  return even_capacities(work_of_step(speeds, num_workers, num_servers, in_place, tokens),
+                         balance_target, load);
 }
 
 TEST(EvenCapacities, ranks_that_are_alike_or_unknown_get_one_each) {
-  for (const Evenness evenness : {Evenness::kAttention, Evenness::kWhole}) {
-    EXPECT_THAT(capacities({}, evenness, 1, 1), ElementsAre(1));
-    EXPECT_THAT(capacities({}, evenness, 7, 7), Each(1));
-    EXPECT_THAT(capacities({}, evenness, 2, 3), ElementsAre(1, 1, 1));
-    EXPECT_THAT(capacities({}, evenness, 2, 3, /*in_place=*/false), ElementsAre(0, 0, 1));
-    EXPECT_THAT(capacities(speeds_of({{5'000, 300}, {5'000, 300}, {5'000, 300}}), evenness, 3, 3),
-                ElementsAre(1, 1, 1));
+  for (const BalanceTarget balance_target : {BalanceTarget::kAttention, BalanceTarget::kWhole}) {
+    EXPECT_THAT(capacities({}, balance_target, 1, 1), ElementsAre(1));
+    EXPECT_THAT(capacities({}, balance_target, 7, 7), Each(1));
+    EXPECT_THAT(capacities({}, balance_target, 2, 3), ElementsAre(1, 1, 1));
+    EXPECT_THAT(capacities({}, balance_target, 2, 3, /*in_place=*/false), ElementsAre(0, 0, 1));
+    EXPECT_THAT(
+        capacities(speeds_of({{5'000, 300}, {5'000, 300}, {5'000, 300}}), balance_target, 3, 3),
+        ElementsAre(1, 1, 1));
     // Only linear work is known: nothing to weigh it against.
-    EXPECT_THAT(capacities(speeds_of({{5'000, 0}, {9'000, 0}}), evenness, 2, 2), ElementsAre(1, 1));
+    EXPECT_THAT(capacities(speeds_of({{5'000, 0}, {9'000, 0}}), balance_target, 2, 2),
+                ElementsAre(1, 1));
   }
 }
 
 TEST(EvenCapacities, workers_do_not_serve_unless_they_must) {
-  EXPECT_THAT(capacities({}, Evenness::kAttention, 2, 2, /*in_place=*/false), ElementsAre(1, 1));
-  EXPECT_THAT(capacities(speeds_of({{0, 100}, {0, 100}, {0, 100}, {0, 200}}), Evenness::kWhole, 2,
-                         4, /*in_place=*/false),
+  EXPECT_THAT(capacities({}, BalanceTarget::kAttention, 2, 2, /*in_place=*/false),
+              ElementsAre(1, 1));
+  EXPECT_THAT(capacities(speeds_of({{0, 100}, {0, 100}, {0, 100}, {0, 200}}), BalanceTarget::kWhole,
+                         2, 4, /*in_place=*/false),
               ElementsAre(0, 0, 2, 1));
 }
 
 TEST(EvenCapacities, of_attention_alone_are_the_speeds) {
   const Speeds speeds = speeds_of({{7, 100}, {9'000'000, 200}, {0, 400}});
-  EXPECT_THAT(capacities(speeds, Evenness::kAttention, 2, 3), ElementsAre(4, 2, 1));
+  EXPECT_THAT(capacities(speeds, BalanceTarget::kAttention, 2, 3), ElementsAre(4, 2, 1));
   // Unknown: the mean of the known ones, (100 + 300) / 2.
-  EXPECT_THAT(capacities(speeds_of({{0, 100}, {0, 300}, {0, 0}}), Evenness::kAttention, 3, 3),
+  EXPECT_THAT(capacities(speeds_of({{0, 100}, {0, 300}, {0, 0}}), BalanceTarget::kAttention, 3, 3),
               ElementsAre(10'000, 3'333, 5'000));
 }
 
@@ -59,17 +62,18 @@ TEST(EvenCapacities, of_whole_layers_count_linear_work_by_hand) {
   // Attention of all load takes 1e9 ps on one rank. Linear work: 0.4e9, 0.2e9, none (dedicated).
   const RankSpeed slow{400'000, 1'000'000}, fast{200'000, 1'000'000}, server{0, 1'000'000};
   // T = (1 + 0.4 + 0.2 + 0) / 3 = 0.5333e9: 0.1333, 0.3333, 0.5333.
-  EXPECT_THAT(capacities(speeds_of({slow, fast, server}), Evenness::kWhole, 2, 3),
+  EXPECT_THAT(capacities(speeds_of({slow, fast, server}), BalanceTarget::kWhole, 2, 3),
               ElementsAre(2, 5, 8));
   // Half as fast at everything: T = (1 + 0.8 / 2 + 0.2) / 1.5 = 1.0667: 0.1333, 0.8667.
-  EXPECT_THAT(capacities(speeds_of({{800'000, 2'000'000}, fast}), Evenness::kWhole, 2, 2),
+  EXPECT_THAT(capacities(speeds_of({{800'000, 2'000'000}, fast}), BalanceTarget::kWhole, 2, 2),
               ElementsAre(769, 5'000));
   // A worker whose linear work is unknown is taken for one like the other.
-  EXPECT_THAT(capacities(speeds_of({fast, {0, 1'000'000}}), Evenness::kWhole, 2, 2),
+  EXPECT_THAT(capacities(speeds_of({fast, {0, 1'000'000}}), BalanceTarget::kWhole, 2, 2),
               ElementsAre(1, 1));
   // The speed of linear work that is stated for a dedicated server does not count.
-  EXPECT_THAT(capacities(speeds_of({slow, fast, {900'000, 1'000'000}}), Evenness::kWhole, 2, 3),
-              ElementsAre(2, 5, 8));
+  EXPECT_THAT(
+      capacities(speeds_of({slow, fast, {900'000, 1'000'000}}), BalanceTarget::kWhole, 2, 3),
+      ElementsAre(2, 5, 8));
 }
 
 TEST(EvenCapacities, of_ranks_with_other_tokens_and_layers_count_each_ones_own) {
@@ -83,45 +87,47 @@ TEST(EvenCapacities, of_ranks_with_other_tokens_and_layers_count_each_ones_own) 
                       .attention_ps_per_kload = 1'000'000};
   const RankWork idle{.layers_ps_per_token = 200'000, .attention_ps_per_kload = 1'000'000};
   // T = (1 + 0.2 + 0.4 + 0) / 3 = 0.5333e9: 0.3333, 0.1333, 0.5333.
-  EXPECT_THAT(even_capacities(std::vector{stage, last, idle}, Evenness::kWhole, kLoad),
+  EXPECT_THAT(even_capacities(std::vector{stage, last, idle}, BalanceTarget::kWhole, kLoad),
               ElementsAre(5, 2, 8));
-  EXPECT_THAT(even_capacities(std::vector{stage, last, idle}, Evenness::kAttention, kLoad),
+  EXPECT_THAT(even_capacities(std::vector{stage, last, idle}, BalanceTarget::kAttention, kLoad),
               ElementsAre(1, 1, 1));
   // Layers of unknown speed are taken for the others'; the head is not: it is as told.
   RankWork unknown = last;
   unknown.tokens = kTokens;
   unknown.layers_ps_per_token = 0;
   unknown.ends_ps_per_token = 200'000;
-  EXPECT_THAT(even_capacities(std::vector{stage, unknown, idle}, Evenness::kWhole, kLoad),
+  EXPECT_THAT(even_capacities(std::vector{stage, unknown, idle}, BalanceTarget::kWhole, kLoad),
               ElementsAre(5, 2, 8));
 }
 
 TEST(EvenCapacities, a_rank_too_slow_for_its_linear_work_gets_nothing) {
   const RankSpeed usual{100'000, 1'000'000};
   // Its linear work takes 5e9 ps, the others are done after 0.1e9 + 0.5e9.
-  EXPECT_THAT(capacities(speeds_of({usual, {5'000'000, 1'000'000}, usual}), Evenness::kWhole, 3, 3),
-              ElementsAre(1, 0, 1));
   EXPECT_THAT(
-      capacities(speeds_of({usual, {5'000'000, 1'000'000}, usual}), Evenness::kAttention, 3, 3),
-      ElementsAre(1, 1, 1));
+      capacities(speeds_of({usual, {5'000'000, 1'000'000}, usual}), BalanceTarget::kWhole, 3, 3),
+      ElementsAre(1, 0, 1));
+  EXPECT_THAT(capacities(speeds_of({usual, {5'000'000, 1'000'000}, usual}),
+                         BalanceTarget::kAttention, 3, 3),
+              ElementsAre(1, 1, 1));
   // Where only attention is evened everybody gets some, however little.
-  EXPECT_THAT(capacities(speeds_of({{0, 1}, {0, 1'000'000'000'000}}), Evenness::kAttention, 2, 2),
-              ElementsAre(10'000, 1));
+  EXPECT_THAT(
+      capacities(speeds_of({{0, 1}, {0, 1'000'000'000'000}}), BalanceTarget::kAttention, 2, 2),
+      ElementsAre(10'000, 1));
 }
 
 TEST(EvenCapacities, without_load_or_tokens_are_the_speeds_of_attention) {
   const Speeds speeds = speeds_of({{400'000, 100}, {200'000, 200}});
-  EXPECT_THAT(capacities(speeds, Evenness::kWhole, 2, 2, true, kTokens, 0), ElementsAre(2, 1));
-  EXPECT_THAT(capacities(speeds, Evenness::kWhole, 2, 2, true, 0, kLoad), ElementsAre(2, 1));
-  EXPECT_THAT(capacities(speeds, Evenness::kWhole, 2, 2, true, 0, 0), ElementsAre(2, 1));
+  EXPECT_THAT(capacities(speeds, BalanceTarget::kWhole, 2, 2, true, kTokens, 0), ElementsAre(2, 1));
+  EXPECT_THAT(capacities(speeds, BalanceTarget::kWhole, 2, 2, true, 0, kLoad), ElementsAre(2, 1));
+  EXPECT_THAT(capacities(speeds, BalanceTarget::kWhole, 2, 2, true, 0, 0), ElementsAre(2, 1));
 }
 
 TEST(EvenCapacities, the_largest_numbers_do_not_overflow) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  for (const Evenness evenness : {Evenness::kAttention, Evenness::kWhole}) {
-    EXPECT_THAT(
-        capacities(speeds_of({{kMost, kMost}, {kMost, kMost}}), evenness, 2, 2, true, kMost, kMost),
-        ElementsAre(1, 1));
+  for (const BalanceTarget balance_target : {BalanceTarget::kAttention, BalanceTarget::kWhole}) {
+    EXPECT_THAT(capacities(speeds_of({{kMost, kMost}, {kMost, kMost}}), balance_target, 2, 2, true,
+                           kMost, kMost),
+                ElementsAre(1, 1));
   }
 }
 
@@ -168,8 +174,8 @@ TEST(EvenCapacities, make_random_machines_finish_together) {
       if (!alike && below(3) == 0) work.ends_ps_per_token = slowness * below(800'000);
     }
     const int64_t load = 100'000 + below(int64_t{1} << 24);
-    const std::vector<int64_t> capacity = even_capacities(ranks, Evenness::kWhole, load);
-    ASSERT_EQ(capacity, even_capacities(ranks, Evenness::kWhole, load));
+    const std::vector<int64_t> capacity = even_capacities(ranks, BalanceTarget::kWhole, load);
+    ASSERT_EQ(capacity, even_capacities(ranks, BalanceTarget::kWhole, load));
     with_idle_servers +=
         static_cast<int>(std::count(capacity.begin(), capacity.end(), int64_t{0}) > 0);
     // Half a unit of 10,000 of the largest share, in as many servers.
@@ -186,11 +192,11 @@ TEST(KnownSpeeds, have_no_gaps) {
   Speeds expected = speeds_of({{100, 10}, {300, 20}, {200, 30}});
   expected.bytes_per_us = 5;
   expected.from_step = 7;
-  EXPECT_EQ(known_speeds(measured, stated), expected);
+  EXPECT_EQ(fill_in_speeds(measured, stated), expected);
   // Measured and stated ones are no match for each other.
   measured.ranks = {{100, 0}, {300, 0}, {0, 0}};
-  EXPECT_EQ(known_speeds(measured, stated).ranks, stated.ranks);
-  EXPECT_EQ(known_speeds({}, stated).ranks, stated.ranks);
+  EXPECT_EQ(fill_in_speeds(measured, stated).ranks, stated.ranks);
+  EXPECT_EQ(fill_in_speeds({}, stated).ranks, stated.ranks);
 }
 
 ModelShape small_llama() {
@@ -201,30 +207,30 @@ ModelShape small_llama() {
 }
 
 TEST(StatedSpeeds, of_a_small_llama_counted_by_hand) {
-  const Speeds speeds = stated_speeds(small_llama(), 3);
+  const Speeds speeds = assumed_speeds(small_llama(), 3);
   ASSERT_EQ(speeds.ranks.size(), 3u);
   // Two layers; two FLOPs a multiply-add; backward twice forward.
   const int64_t token_flops = 2 * 2 * 3 * (100 * (6 * 16 + 3 * (16 + 8) + 6 * 8) + 3 * 100 * 300);
   // Backward five products where forward has two.
   const int64_t pair_flops = 2 * (2 + 5) * 6 * (16 + 8);
   for (const RankSpeed& rank : speeds.ranks) {
-    EXPECT_EQ(rank.linear_ps_per_token, token_flops / kStatedTflops);
-    EXPECT_EQ(rank.attention_ps_per_kload, 1000 * pair_flops / kStatedTflops);
+    EXPECT_EQ(rank.linear_ps_per_token, token_flops / kAssumedTflops);
+    EXPECT_EQ(rank.attention_ps_per_kload, 1000 * pair_flops / kAssumedTflops);
   }
   EXPECT_EQ(speeds.bytes_per_us, 0);
 }
 
 TEST(StatedSpeeds, with_a_profile_take_its_times_and_its_rate) {
   const AttentionProfile profile = h200_profile();
-  const Speeds speeds = stated_speeds(small_llama(), 1, &profile);
+  const Speeds speeds = assumed_speeds(small_llama(), 1, &profile);
   // A thousand ns of load, in each of two layers.
   EXPECT_EQ(speeds.ranks.front().attention_ps_per_kload, 2 * 1000 * 1000);
   // The profile's rate is its constants': 310 TFLOPS forward, 80 % of it backward.
   const auto by_flops =
-      static_cast<double>(stated_speeds(small_llama(), 1).ranks[0].linear_ps_per_token);
+      static_cast<double>(assumed_speeds(small_llama(), 1).ranks[0].linear_ps_per_token);
   const double rate = 3.5 / (1 + 2.5 / 0.8) * 310;
   EXPECT_NEAR(static_cast<double>(speeds.ranks.front().linear_ps_per_token),
-              by_flops * static_cast<double>(kStatedTflops) / rate, 0.02 * by_flops);
+              by_flops * static_cast<double>(kAssumedTflops) / rate, 0.02 * by_flops);
 }
 
 }  // namespace

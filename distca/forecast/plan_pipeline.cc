@@ -23,11 +23,12 @@ PlanRequest stage_request(const Config& config, const NanoBatch& nano_batch, con
 
 /// [ranks] Of the rank's own layers. Attention is that of all layer steps of a tick, which are
 /// those of the largest stage.
-std::vector<RankSpeed> stated_stage_speeds(const Config& config, const RunGrid& run) {
+std::vector<RankSpeed> assumed_stage_speeds(const Config& config, const RunGrid& run) {
   ModelShape model = config.model.shape();
   const auto speed_of = [&](int64_t layers) {
     model.num_layers = layers;
-    return stated_speeds(model, 1, config.attention_profile.get(), config.train.recompute).ranks[0];
+    return assumed_speeds(model, 1, config.attention_profile.get(), config.train.recompute)
+        .ranks[0];
   };
   const int64_t most = std::ranges::max_element(run.layers, {}, &Range::size)->size();
   std::vector<RankSpeed> speeds(run.grid.num_ranks(), speed_of(most));
@@ -40,14 +41,15 @@ std::vector<RankSpeed> stated_stage_speeds(const Config& config, const RunGrid& 
 
 /// [stage] The head's work, which the last stage does in forward ticks, with its backward where
 /// the step trains.
-std::vector<EndsTime> stated_ends(const Config& config, const RunGrid& run, bool trains) {
+std::vector<EmbeddingHeadTime> assumed_embedding_head_time(const Config& config, const RunGrid& run,
+                                                           bool trains) {
   ModelShape model = config.model.shape();
   model.num_layers = 1;
-  const RankSpeed layer = stated_speeds(model, 1, config.attention_profile.get()).ranks[0];
+  const RankSpeed layer = assumed_speeds(model, 1, config.attention_profile.get()).ranks[0];
   const double forward = static_cast<double>(layer.linear_ps_per_token) / 3 *
                          static_cast<double>(head_products(model)) /
                          static_cast<double>(layer_products(model));
-  std::vector<EndsTime> ends(run.grid.stages);
+  std::vector<EmbeddingHeadTime> ends(run.grid.stages);
   ends.back().forward_ps_per_token = std::llround(forward * (trains ? 3 : 1));
   return ends;
 }
@@ -119,9 +121,10 @@ std::shared_ptr<const PipelineParts> plan_pipeline(const Config& config, const B
   request.fill_ticks = config.plan.fill_ticks;
   request.bytes_per_us = config.plan.bandwidth_mb_per_s;
   request.layer_steps = std::ranges::max_element(run.layers, {}, &Range::size)->size();
-  request.evenness = pairs && batch.size() > 1 ? Evenness::kWhole : Evenness::kAttention;
-  request.speeds = stated_stage_speeds(config, run);
-  request.ends = stated_ends(config, run, trains);
+  request.balance_target =
+      pairs && batch.size() > 1 ? BalanceTarget::kWhole : BalanceTarget::kAttention;
+  request.speeds = assumed_stage_speeds(config, run);
+  request.ends = assumed_embedding_head_time(config, run, trains);
   request.recompute = config.train.recompute;
   request.in_place = config.servers.in_place;
   request.capacity = checked_capacities(config, run.grid.num_workers());

@@ -32,12 +32,12 @@ std::vector<int64_t> capacities(const Config& config, const PlanRequest& request
     load += price({0, document.length}, {0, document.length});
   const Speeds known = config.servers.reweight && !speeds.ranks.empty()
                            ? speeds
-                           : stated_speeds(config.model.shape(), num_servers, request.profile.get(),
-                                           config.train.recompute);
+                           : assumed_speeds(config.model.shape(), num_servers,
+                                            request.profile.get(), config.train.recompute);
   const int64_t tokens = request.nano_batch.num_tokens() / num_workers;
   return even_capacities(
       work_of_step(known, num_workers, num_servers, config.servers.in_place, tokens),
-      config.pairs_nano_batches() ? Evenness::kWhole : Evenness::kAttention, load);
+      config.pairs_nano_batches() ? BalanceTarget::kWhole : BalanceTarget::kAttention, load);
 }
 
 /// `redispatched`: servers keep no keys for backward; they get them again. Otherwise they keep
@@ -110,13 +110,13 @@ LayerTimeOptions layer_time_options(const Config& config, int num_workers, const
                                     bool redispatched) {
   const ModelShape layers = config.model.shape();
   LayerTimeOptions options;
-  options.speeds =
-      known_speeds(speeds, stated_speeds(layers, num_ranks(config, num_workers),
-                                         config.attention_profile.get(), config.train.recompute));
+  options.speeds = fill_in_speeds(
+      speeds, assumed_speeds(layers, num_ranks(config, num_workers), config.attention_profile.get(),
+                             config.train.recompute));
   if (config.plan.bandwidth_mb_per_s > 0) {
     options.speeds.bytes_per_us = config.plan.bandwidth_mb_per_s;
   }
-  options.hiding = hiding_of(config.train.overlap, config.batch.nano_batches);
+  options.overlap_model = overlap_model_of(config.train.overlap, config.batch.nano_batches);
   options.layers = layers.num_layers;
   options.redispatched = redispatched;
   options.wide_gradients = config.exchange.wide_gradients;

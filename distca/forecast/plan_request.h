@@ -20,14 +20,14 @@ namespace distca {
 /// Throws Error(kConfig), too, if they are those of another number of ranks.
 std::vector<int64_t> checked_capacities(const Config& config, int num_workers);
 
-/// The options by which plan.tolerance = auto compares plans: `speeds`, with stated_speeds where
+/// The options by which plan.tolerance = auto compares plans: `speeds`, with assumed_speeds where
 /// nothing was measured, and plan.bandwidth_mb_per_s if it is given.
 LayerTimeOptions layer_time_options(const Config& config, int num_workers, const Speeds& speeds,
                                     bool redispatched);
 
 /// Returns the request to the scheduler for one nano-batch. The cluster has the workers, then the
 /// servers.dedicated servers. Capacities are those that are given, else even_capacities of
-/// `speeds`; without servers.reweight, or if `speeds` has no ranks, of stated_speeds. Kept keys
+/// `speeds`; without servers.reweight, or if `speeds` has no ranks, of assumed_speeds. Kept keys
 /// cost memory unless exchange.keys = redispatch. A rank holds one nano-batch at a time, or two
 /// under ping-pong, and each of them may use an equal share of plan.max_memory_gib. `window`: for
 /// the layers that have this one of config.model.windows(). Throws Error(kConfig) if

@@ -136,16 +136,16 @@ TEST(LayerTimeOptions, take_the_given_bandwidth_then_the_measured_one) {
 }
 
 TEST(LayerTimeOptions, follow_the_schedule) {
-  const auto hiding = [](const char* overlap, const char* nano_batches) {
+  const auto overlap_model = [](const char* overlap, const char* nano_batches) {
     return layer_time_options(load_config("", {fmt::format("train.overlap={}", overlap),
                                                fmt::format("batch.nano_batches={}", nano_batches)}),
                               2, {}, false)
-        .hiding;
+        .overlap_model;
   };
-  EXPECT_EQ(hiding("none", "2"), Hiding::kNothing);
-  EXPECT_EQ(hiding("within", "2"), Hiding::kHomeTasks);
-  EXPECT_EQ(hiding("ping-pong", "2"), Hiding::kOtherNanoBatch);
-  EXPECT_EQ(hiding("ping-pong", "1"), Hiding::kHomeTasks);  // no other one
+  EXPECT_EQ(overlap_model("none", "2"), OverlapModel::kNothing);
+  EXPECT_EQ(overlap_model("within", "2"), OverlapModel::kHomeTasks);
+  EXPECT_EQ(overlap_model("ping-pong", "2"), OverlapModel::kOtherNanoBatch);
+  EXPECT_EQ(overlap_model("ping-pong", "1"), OverlapModel::kHomeTasks);  // no other one
 }
 
 TEST(BatchPlans, with_an_automatic_tolerance_follows_the_bandwidth) {

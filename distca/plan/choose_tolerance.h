@@ -4,7 +4,7 @@
 // each other. Doing nothing is one of the choices.
 //
 //   const ToleranceChoice choice = choose_tolerance(
-//       request, {.speeds = stated_speeds(model, num_servers), .layers = model.num_layers});
+//       request, {.speeds = assumed_speeds(model, num_servers), .layers = model.num_layers});
 //   const WeighedPlan& best = choice.weighed[choice.chosen];  // choice.plan in figures
 //
 // The choice is a pure function of recorded values, so every rank makes the same one. Any thread

@@ -56,7 +56,7 @@ class Predictor {
       compute = std::max(compute, own);
       total = std::max(total, own + shown);
     }
-    if (evenness_of(options_.hiding) == Evenness::kAttention && bytes_ > 0) {
+    if (balance_target_of(options_.overlap_model) == BalanceTarget::kAttention && bytes_ > 0) {
       // Exchanges make the ranks meet twice a layer.
       compute = linear + attention;
       total = compute + exposed;
@@ -129,14 +129,14 @@ class Predictor {
       const bool backward = i >= wire.size() / 2;
       const int64_t linear = part(work.linear_ps, work.linear_ps / 3, backward);
       const int64_t attention = part(work.attention_ps, work.attention_ps * 2 / 7, backward);
-      switch (options_.hiding) {
-        case Hiding::kNothing:
+      switch (options_.overlap_model) {
+        case OverlapModel::kNothing:
           exposed += wire[i];
           break;
-        case Hiding::kHomeTasks:
+        case OverlapModel::kHomeTasks:
           exposed += beyond(wire[i], part(work.home_ps, work.home_ps * 2 / 7, backward) / 2);
           break;
-        case Hiding::kOtherNanoBatch:
+        case OverlapModel::kOtherNanoBatch:
           // One nano-batch enters core attention under the other's linear work and leaves it under
           // the other's attention. For the other it is the reverse.
           exposed += (beyond(wire[i], linear) + beyond(wire[i], attention)) / 2;
@@ -157,8 +157,9 @@ class Predictor {
 
 }  // namespace
 
-Evenness evenness_of(Hiding hiding) {
-  return hiding == Hiding::kOtherNanoBatch ? Evenness::kWhole : Evenness::kAttention;
+BalanceTarget balance_target_of(OverlapModel overlap_model) {
+  return overlap_model == OverlapModel::kOtherNanoBatch ? BalanceTarget::kWhole
+                                                        : BalanceTarget::kAttention;
 }
 
 LayerTime layer_time(const Plan& plan, const AttentionProfile* profile,

@@ -17,7 +17,7 @@ namespace distca {
 
 /// The compute under which exchanges run: the planner's view of an overlap mode
 /// (program/overlap.h).
-enum class Hiding : uint8_t {
+enum class OverlapModel : uint8_t {
   kNothing,    // mode none waits for every exchange
   kHomeTasks,  // mode within runs each exchange under half of the tasks at home
   /// Ping-pong runs each exchange under one operation of the other nano-batch, which is assumed to
@@ -25,13 +25,13 @@ enum class Hiding : uint8_t {
   kOtherNanoBatch,
 };
 /// The work of a rank that is evened out with this hiding (cost/speeds.h).
-Evenness evenness_of(Hiding hiding);
+BalanceTarget balance_target_of(OverlapModel overlap_model);
 
 struct LayerTimeOptions {
   /// Speeds of all servers. Only the bandwidth may be unknown; then that of the cluster's links
   /// counts.
   Speeds speeds;
-  Hiding hiding = Hiding::kOtherNanoBatch;
+  OverlapModel overlap_model = OverlapModel::kOtherNanoBatch;
   int64_t layers = 1;           // number of layers whose time `speeds` gives
   bool redispatched = false;    // Q, K, V travel again for backward
   bool wide_gradients = false;  // dQ, dK, dV travel in fp32 though they are computed in less

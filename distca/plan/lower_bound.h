@@ -17,8 +17,8 @@ namespace distca {
 /// document of L tokens costs K and V of this many tokens: the sum over integers 0 <= i < P of
 /// about L sqrt(1 - i / P), minus L. P need not be an integer (the last, smaller piece counts too).
 /// Every server counts as the largest one.
-/// Counts: bytes of K and V. Ignores: Q and O (a plan may move none), evenness of tokens, caps.
-/// Doubles by + - * / sqrt only. Time: documents + servers + pieces.
+/// Counts: bytes of K and V. Ignores: Q and O (a plan may move none), balance_target of tokens,
+/// caps. Doubles by + - * / sqrt only. Time: documents + servers + pieces.
 int64_t lower_bound_bytes(const Plan& plan);
 
 }  // namespace distca

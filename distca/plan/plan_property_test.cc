@@ -135,7 +135,8 @@ const Kind kKinds[] = {
        cluster.capacity = even_capacities(
            work_of_step(speeds, cluster.num_workers, static_cast<int>(speeds.ranks.size()),
                         in_place, tokens),
-           below(random, 2) == 0 ? Evenness::kAttention : Evenness::kWhole, tokens * tokens);
+           below(random, 2) == 0 ? BalanceTarget::kAttention : BalanceTarget::kWhole,
+           tokens * tokens);
        return request;
      }},
     {"nodes",

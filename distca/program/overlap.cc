@@ -37,16 +37,16 @@ std::vector<std::string> overlap_names() {
   return names;
 }
 
-Hiding hiding_of(Overlap overlap, int64_t nano_batches) {
+OverlapModel overlap_model_of(Overlap overlap, int64_t nano_batches) {
   switch (overlap) {
     case Overlap::kNone:
-      return Hiding::kNothing;
+      return OverlapModel::kNothing;
     case Overlap::kWithin:
-      return Hiding::kHomeTasks;
+      return OverlapModel::kHomeTasks;
     case Overlap::kPingPong:
       break;
   }
-  return nano_batches > 1 ? Hiding::kOtherNanoBatch : Hiding::kHomeTasks;
+  return nano_batches > 1 ? OverlapModel::kOtherNanoBatch : OverlapModel::kHomeTasks;
 }
 
 Program build_program(const ProgramRequest& request) {

@@ -65,7 +65,7 @@ std::string_view overlap_name(Overlap overlap);
 std::vector<std::string> overlap_names();
 /// The planner's view of what exchanges run under in this mode, for steps of `nano_batches`
 /// nano-batches (plan/layer_time.h).
-Hiding hiding_of(Overlap overlap, int64_t nano_batches = 2);
+OverlapModel overlap_model_of(Overlap overlap, int64_t nano_batches = 2);
 
 /// The part of one nano-batch that a rank has, of the layers that share a window.
 struct NanoPart {

@@ -352,10 +352,10 @@ TEST(Overlap, flops_are_those_of_a_training_step) {
 }
 
 TEST(Overlap, exchanges_run_under_what_the_planner_takes_them_to) {
-  EXPECT_EQ(hiding_of(Overlap::kNone), Hiding::kNothing);
-  EXPECT_EQ(hiding_of(Overlap::kWithin), Hiding::kHomeTasks);
-  EXPECT_EQ(hiding_of(Overlap::kPingPong), Hiding::kOtherNanoBatch);
-  EXPECT_EQ(hiding_of(Overlap::kPingPong, 1), Hiding::kHomeTasks) << "no other one";
+  EXPECT_EQ(overlap_model_of(Overlap::kNone), OverlapModel::kNothing);
+  EXPECT_EQ(overlap_model_of(Overlap::kWithin), OverlapModel::kHomeTasks);
+  EXPECT_EQ(overlap_model_of(Overlap::kPingPong), OverlapModel::kOtherNanoBatch);
+  EXPECT_EQ(overlap_model_of(Overlap::kPingPong, 1), OverlapModel::kHomeTasks) << "no other one";
 }
 
 TEST(Overlap, names_lead_to_schedules) {

@@ -1,7 +1,7 @@
 #pragma once
-// Writes to stdout what a run does: its first words, a line about each step, and its last words. On
-// a terminal, a step's line is overwritten by the next one. Elsewhere, one comes every few seconds.
-// A validation loss has a line of its own, which stays. Training never waits for a reader
+// Writes to stdout what a run does: its first words, a line about each step, and its exit message.
+// On a terminal, a step's line is overwritten by the next one. Elsewhere, one comes every few
+// seconds. A validation loss has a line of its own, which stays. Training never waits for a reader
 // (base/console.h). What is shown of a step is read from its line of metrics.jsonl, so that
 // `distca monitor` shows what the training itself did. One thread uses an object; it needs no
 // PyTorch.
@@ -81,7 +81,7 @@ class Progress {
   /// If nothing else is shown soon, shows that this is under way.
   void await(const std::string& what);
   void show(const ShownStep& step);
-  /// Writes the last words, which say what the run achieved.
+  /// Writes the exit message, which say what the run achieved.
   void end(const std::string& text);
 
  private:

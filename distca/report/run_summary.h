@@ -1,6 +1,6 @@
 #pragma once
-// The first and the last words of a run: what it is about to do, and what it has shown. Only rank 0
-// uses it, from one thread.
+// The first and the exit message of a run: what it is about to do, and what it has shown. Only rank
+// 0 uses it, from one thread.
 
 #include <cstdint>
 #include <optional>
@@ -75,8 +75,8 @@ std::vector<std::string> device_lines(const Config& config, const ComputePeak& p
 std::string start_text(const Config& config, const std::string& data, const RunGrid& run,
                        const std::string& kernel, const ComputePeak& peak);
 
-/// The last words of a run: what was learned, the load of every server before and after balancing,
-/// and what was saved.
+/// The exit message of a run: what was learned, the load of every server before and after
+/// balancing, and what was saved.
 std::string summary_text(const Config& config, const DataBlend& data, const RunSummary& summary);
 
 }  // namespace distca

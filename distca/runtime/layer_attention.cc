@@ -186,13 +186,14 @@ void LayerAttention::land(const LayerPass& layer) {
   const AttentionExchange& exchange = layer.exchange;
   const Content content = layer.pass == Pass::kForward ? Content::kO : Content::kGradient;
   if (exchange.received(content).empty()) return;
-  layer.round.arrived = layer.of(received_into(content));
+  layer.layer_state.arrived = layer.of(received_into(content));
   if (content == Content::kO) {
     std::vector<Range> merged;  // rows that merges write, ascending
     for (const RowMerge& merge : exchange.rows.merges) {
       if (merge.buffer == 0) merged.push_back({merge.row, merge.row + merge.tokens});
     }
-    const std::vector<MessageRows> arrived = with_servers(exchange, content, layer.round.arrived);
+    const std::vector<MessageRows> arrived =
+        with_servers(exchange, content, layer.layer_state.arrived);
     RowMoves moves(comm_.cuda_device());
     for (size_t i = 0; i < arrived.size(); ++i) {
       const std::vector<RowRange>& rows = exchange.rows.sends[i].q;
@@ -201,7 +202,7 @@ void LayerAttention::land(const LayerPass& layer) {
     }
     moves.play();
   }
-  layer.round.landed = true;
+  layer.layer_state.landed = true;
   complete_if_done(layer);
 }
 

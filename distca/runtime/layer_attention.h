@@ -36,7 +36,7 @@ struct HomeRows {
 };
 
 /// How far one pass of one layer step of an exchange has come.
-struct Round {
+struct LayerState {
   size_t tasks_done = 0;
   bool landed = false;               // true if everything that comes home has arrived
   std::span<std::byte> arrived;      // where that lies
@@ -59,7 +59,7 @@ struct LayerPass {
   const AttentionExchange& exchange;
   ExchangeTasks& tasks;
   HomeRows& home;
-  Round& round;
+  LayerState& layer_state;
   Pass pass = Pass::kForward;
   /// [BufferRole] Where messages and sums lie. Memory that a part does not use may be empty.
   std::array<std::span<std::byte>, kNumBufferRoles> memory{};

@@ -87,7 +87,7 @@ void LayerAttention::prepare(const AttentionExchange& exchange, ExchangeTasks& s
 
 void LayerAttention::compute(const LayerPass& layer, TaskSet set) {
   layer.pass == Pass::kForward ? compute_forward(layer, set) : compute_backward(layer, set);
-  layer.round.tasks_done += layer.exchange.tasks_of(set).size();
+  layer.layer_state.tasks_done += layer.exchange.tasks_of(set).size();
   complete_if_done(layer);
 }
 
@@ -95,7 +95,7 @@ void LayerAttention::compute(const LayerPass& layer, TaskSet set) {
 /// of received rows that several tasks share.
 void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
   const AttentionExchange& exchange = layer.exchange;
-  Round& round = layer.round;
+  LayerState& layer_state = layer.layer_state;
   const bool away = reads_received(set);
   ServedRows served;
   if (away) {
@@ -107,13 +107,13 @@ void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
   set_buffers(layer.home, served, whole);
   partial.queries.clear();
   partial.keys = whole.keys;
-  round.partials.resize(2 * exchange.rows.tasks.size());
+  layer_state.partials.resize(2 * exchange.rows.tasks.size());
   for (const int32_t i : partial_tasks) {
     const BufferRows& q = exchange.rows.tasks[i].q;
     const auto rows = [&](int64_t dim) {
       return at::empty({q.tokens, shape_.num_heads, dim}, tensor_options(accumulator_));
     };
-    at::Tensor &o = round.partials[2 * i], &lse = round.partials[2 * i + 1];
+    at::Tensor &o = layer_state.partials[2 * i], &lse = layer_state.partials[2 * i + 1];
     o = rows(shape_.head_dim_v);
     lse = rows(1);
     partial.queries.push_back({.tokens = q.tokens,
@@ -127,7 +127,7 @@ void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
   for (const RowMerge& rows : exchange.rows.merges) {
     if (rows.buffer == 0) continue;  // parts of it may be elsewhere
     const MessageRows& message = served.o[rows.buffer - 1];
-    merge(round.partials, {}, rows, message.rows(0, rows.row), message.rows(1, rows.row));
+    merge(layer_state.partials, {}, rows, message.rows(0, rows.row), message.rows(1, rows.row));
   }
 }
 
@@ -199,21 +199,22 @@ void LayerAttention::add_arrived_gradients(const LayerPass& layer,
 
 /// Once every task was computed and what others computed has landed: sums over both.
 void LayerAttention::complete_if_done(const LayerPass& layer) {
-  auto& [exchange, tasks, home, round, pass, memory] = layer;
+  auto& [exchange, tasks, home, layer_state, pass, memory] = layer;
   const Content content = pass == Pass::kForward ? Content::kO : Content::kGradient;
-  if (round.tasks_done < exchange.rows.tasks.size()) return;
-  if (!round.landed && !exchange.servers(content).empty()) return;
-  const std::vector<MessageRows> arrived = with_servers(exchange, content, round.arrived);
+  if (layer_state.tasks_done < exchange.rows.tasks.size()) return;
+  if (!layer_state.landed && !exchange.servers(content).empty()) return;
+  const std::vector<MessageRows> arrived = with_servers(exchange, content, layer_state.arrived);
   if (pass == Pass::kForward) {
     for (const RowMerge& rows : exchange.rows.merges) {
       if (rows.buffer != 0) continue;
-      merge(round.partials, arrived, rows, rows_of(home.o, rows.row), rows_of(home.lse, rows.row));
+      merge(layer_state.partials, arrived, rows, rows_of(home.o, rows.row),
+            rows_of(home.lse, rows.row));
     }
   } else {
     add_arrived_gradients(layer, arrived);
   }
   home.complete[static_cast<size_t>(pass)] = true;
-  round = {};
+  layer_state = {};
 }
 
 }  // namespace distca

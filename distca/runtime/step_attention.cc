@@ -17,10 +17,10 @@ struct StepAttention::State {
   const ExchangeBuffers& buffers;
   LayerAttention parts;
   int num_layers = 0, num_layer_steps = 0;
-  HomeRows nowhere;                  // for operations where this rank only serves
-  std::vector<HomeRows> homes;       // [nano-batch x num_layers + layer]
-  std::vector<Round> rounds;         // [(exchange x num_layer_steps + layer step) x 2 + pass]
-  std::vector<ExchangeTasks> tasks;  // [exchange]
+  HomeRows nowhere;                      // for operations where this rank only serves
+  std::vector<HomeRows> homes;           // [nano-batch x num_layers + layer]
+  std::vector<LayerState> layer_states;  // [(exchange x num_layer_steps + layer step) x 2 + pass]
+  std::vector<ExchangeTasks> tasks;      // [exchange]
   MessagesUnderWay under_way;
 
   State(const Program& program_in, AttentionKernel& kernel, Communicator& comm,
@@ -42,7 +42,7 @@ StepAttention::State::State(const Program& program_in, AttentionKernel& kernel, 
     num_layer_steps = std::max(num_layer_steps, op.layer_step + 1);
   }
   homes.resize(static_cast<size_t>(nano_batches) * num_layers);
-  rounds.resize(2 * program.exchanges.size() * num_layer_steps);
+  layer_states.resize(2 * program.exchanges.size() * num_layer_steps);
   for (const auto& exchange : program.exchanges) {
     parts.check(*exchange);
     tasks.push_back(kernel_tasks(*exchange));
@@ -55,13 +55,12 @@ StepAttention::State::State(const Program& program_in, AttentionKernel& kernel, 
 
 /// The pass that an operation belongs to, with the buffers that it uses.
 LayerPass StepAttention::State::at(const Op& op) {
-  LayerPass pass{
-      .exchange = *program.exchanges[op.exchange],
-      .tasks = tasks[op.exchange],
-      .home = op.nano_batch < 0 ? nowhere : home(op.nano_batch, op.layer),
-      .round =
-          rounds[2 * (op.exchange * num_layer_steps + op.layer_step) + static_cast<int>(op.pass)],
-      .pass = op.pass};
+  LayerPass pass{.exchange = *program.exchanges[op.exchange],
+                 .tasks = tasks[op.exchange],
+                 .home = op.nano_batch < 0 ? nowhere : home(op.nano_batch, op.layer),
+                 .layer_state = layer_states[2 * (op.exchange * num_layer_steps + op.layer_step) +
+                                             static_cast<int>(op.pass)],
+                 .pass = op.pass};
   const auto add = [&](int32_t buffer) {
     if (buffer < 0) return;
     pass.memory[static_cast<size_t>(buffers.role(buffer))] = {

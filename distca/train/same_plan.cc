@@ -9,7 +9,7 @@
 namespace distca {
 namespace {
 
-struct ToldPlan {
+struct RankPlan {
   PlanWord word;
   int32_t failed = 0;
   ErrorKind kind = ErrorKind::kData;  // kind of the failure
@@ -18,10 +18,10 @@ struct ToldPlan {
 }  // namespace
 
 PlanWord compare_plans(Communicator& comm, const PlanWord& mine, std::optional<Error>* failure) {
-  ToldPlan told{.word = mine};
+  RankPlan told{.word = mine};
   if (*failure) told = {.word = {}, .failed = 1, .kind = (*failure)->kind()};
-  const std::vector<ToldPlan> all = all_gather(comm, told, "plan hash");
-  if (const auto first = std::ranges::find(all, 1, &ToldPlan::failed); first != all.end()) {
+  const std::vector<RankPlan> all = all_gather(comm, told, "plan hash");
+  if (const auto first = std::ranges::find(all, 1, &RankPlan::failed); first != all.end()) {
     const std::string text =
         text_of_rank(comm, static_cast<int>(first - all.begin()),
                      *failure ? (*failure)->what() : "", "telling why there is no plan");

@@ -23,7 +23,7 @@ std::string last_seen(const RankNews& news) {
   return fmt::format("last seen: {}", to_string(news.last));
 }
 
-std::string accusation(int rank, const RankNews& news) {
+std::string blame_text(int rank, const RankNews& news) {
   switch (news.state) {
     case RankState::kDead:
       return fmt::format("rank {} {} ({})", rank, news.death, last_seen(news));
@@ -76,7 +76,7 @@ std::vector<int> circle_from(int rank, const std::vector<RankNews>& news) {
   return std::vector<int>(again, path.end());
 }
 
-std::vector<int> culprits(const FailedWait& wait, const std::vector<RankNews>& news) {
+std::vector<int> blamed_ranks(const FailedWait& wait, const std::vector<RankNews>& news) {
   for (const RankState worst :
        {RankState::kDead, RankState::kFailed, RankState::kSilent, RankState::kAbsent}) {
     std::vector<int> found;
@@ -110,14 +110,14 @@ std::string to_string(const Activity& activity) {
 std::string diagnosis(const FailedWait& wait, std::vector<RankNews> news) {
   if (!news.empty()) news[wait.rank].awaits = wait.peers;
   std::string text;
-  std::vector<int> blamed = culprits(wait, news);
+  std::vector<int> blamed = blamed_ranks(wait, news);
   const bool nobody_ended = blamed.empty() || news[blamed[0]].state == RankState::kLive;
   if (!wait.why.empty() && nobody_ended) {
     text = fmt::format("{}; ", wait.why);
     blamed.clear();
   }
   for (size_t i = 0; i < std::min(blamed.size(), kMostNamed); ++i) {
-    text += (i == 0 ? "" : ", ") + accusation(blamed[i], news[blamed[i]]);
+    text += (i == 0 ? "" : ", ") + blame_text(blamed[i], news[blamed[i]]);
   }
   if (blamed.size() > kMostNamed) text += fmt::format(" and {} more", blamed.size() - kMostNamed);
   if (!blamed.empty()) text += "; ";

@@ -45,11 +45,11 @@ struct FailedWait {
   std::string why = {};  // the words of the system or a library, one line; may be empty
 };
 
-/// Accuses the first of these that there are: dead ranks, failed, silent, absent ones. Else it
+/// Blames the first of these that there are: dead ranks, failed, silent, absent ones. Else it
 /// follows whom each rank awaits, from the peers of the wait on (from all others, where these are
 /// not known), to a rank that has ended, or to one that awaits nobody and so is behind (of several
 /// the one at the earliest step), or else to ranks that await each other in a circle. What ranks do
-/// that the wait does not hang on is no matter. A wait that failed for a reason of its own accuses
+/// that the wait does not hang on is no matter. A wait that failed for a reason of its own blames
 /// nobody who is alive: the reason comes first. `news` is by rank. One sentence, no newline.
 std::string diagnosis(const FailedWait& wait, std::vector<RankNews> news);
 

@@ -97,7 +97,7 @@ TEST(Diagnosis, many_culprits_are_counted_not_listed) {
             "start-up");
 }
 
-TEST(Diagnosis, a_reason_of_its_own_comes_first_and_accuses_nobody_who_is_alive) {
+TEST(Diagnosis, a_reason_of_its_own_comes_first_and_blames_nobody_who_is_alive) {
   FailedWait wait = some_wait();
   wait.peers.clear();
   wait.why = "rank 0 cannot connect through eth1: no address";

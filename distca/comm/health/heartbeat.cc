@@ -26,7 +26,7 @@ constexpr int kBeatsToSilence = 3;
 constexpr int kBeatsToSuspicion = 6;  // beats the next rank misses at start-up until we judge
 constexpr double kFirstPause = 0.05;  // seconds between the first two looks at the store
 constexpr double kShortPause = 1e-3;  // seconds likewise, while ranks connect
-constexpr double kFarewell = 2;       // seconds a rank that ends gives its last heartbeat, at most
+constexpr double kExitReport = 2;     // seconds a rank that ends gives its last heartbeat, at most
 
 /// c10d prints a page of stack for every lost connection; what matters of it we say in one line.
 void hush_c10d() {
@@ -87,7 +87,7 @@ struct Heartbeat::State {
   void run();
   void beat();
   void beat_if_due();
-  void say_farewell();
+  void report_exit();
   void tell_network();
   void look_for_ranks();
   void look_for_connected();
@@ -124,7 +124,7 @@ void Heartbeat::State::run() {
       if (mine_state != RankState::kLive) {
         lock.unlock();
         beat();
-        say_farewell();
+        report_exit();
         break;
       }
       if (question && !diagnosis) {
@@ -173,9 +173,9 @@ bool Heartbeat::State::have_met(Meeting& meeting) {
 }
 
 /// The last rank to say it takes away what the ranks have left in a store that lives on.
-void Heartbeat::State::say_farewell() {
+void Heartbeat::State::report_exit() {
   const std::string& prefix = rendezvous.prefix;
-  if (store->add(farewells_key(prefix), 1) == rendezvous.size)
+  if (store->add(exit_reports_key(prefix), 1) == rendezvous.size)
     store->forget(keys_of_run(prefix, rendezvous.size));
 }
 
@@ -351,7 +351,7 @@ Heartbeat::~Heartbeat() {
       std::uncaught_exceptions() > exceptions_ ? RankState::kFailed : RankState::kFinished;
   state_->changed.notify_all();
   // A store that hangs keeps the thread, which holds its own share of the state.
-  state_->changed.wait_for(lock, Seconds(kFarewell), [&] { return state_->ended; });
+  state_->changed.wait_for(lock, Seconds(kExitReport), [&] { return state_->ended; });
 }
 
 void Heartbeat::wait_for_all() {

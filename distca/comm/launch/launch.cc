@@ -69,10 +69,10 @@ bool may_restart(const Ended& ended) {
   return !ended.interrupted && !final_codes.contains(ended.words.exit_code);
 }
 
-/// The last words of an attempt that another one follows.
+/// The exit message of an attempt that another one follows.
 std::string without_error(const std::string& line) {
-  const std::string begin = fmt::format("{}error: ", kLastWords);
-  return line.starts_with(begin) ? kLastWords + line.substr(begin.size()) : line;
+  const std::string begin = fmt::format("{}error: ", kExitMessage);
+  return line.starts_with(begin) ? kExitMessage + line.substr(begin.size()) : line;
 }
 
 std::string used_up(int restarts) {

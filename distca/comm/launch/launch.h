@@ -39,7 +39,7 @@ struct LaunchOptions {
   double grace_s = 5;     // seconds ranks have to end by themselves after one failed
   double stop_grace_s = 600;  // seconds ranks have after a signal to finish their step and save
   int max_restarts = 0;
-  /// Says in the last words of a run more about the ranks that they name. An empty one adds
+  /// Says in the exit message of a run more about the ranks that they name. An empty one adds
   /// nothing.
   std::function<std::string(std::string)> named = {};
 };

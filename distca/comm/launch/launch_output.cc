@@ -12,8 +12,8 @@
 
 namespace distca {
 
-RankStream::RankStream(int rank, Console& to, bool hold_last_words)
-    : rank_(rank), to_(&to), hold_last_words_(hold_last_words) {
+RankStream::RankStream(int rank, Console& to, bool hold_exit_message)
+    : rank_(rank), to_(&to), hold_exit_message_(hold_exit_message) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
     throw Error(ErrorKind::kIo, "no pipe for rank {}: {}", rank, std::strerror(errno));
@@ -46,8 +46,8 @@ void RankStream::pass_on() {
 
 void RankStream::emit() {
   const std::string line = std::exchange(line_, {});
-  if (hold_last_words_ && line.starts_with(kLastWords)) {
-    if (last_words_.empty()) last_words_ = line;
+  if (hold_exit_message_ && line.starts_with(kExitMessage)) {
+    if (exit_message_.empty()) exit_message_ = line;
     return;
   }
   to_->line(fmt::format("[rank {}] {}", rank_, line));

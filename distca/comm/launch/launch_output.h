@@ -11,15 +11,15 @@
 namespace distca {
 
 /// The beginning of a line that a program of ours says last, on stderr.
-constexpr const char* kLastWords = "distca: ";
+constexpr const char* kExitMessage = "distca: ";
 
 /// One stream of one rank.
 class RankStream {
  public:
   RankStream() = default;
-  /// Makes the pipe. With `hold_last_words` lines that begin with kLastWords are held back. Throws
-  /// Error(kIo).
-  RankStream(int rank, Console& to, bool hold_last_words);
+  /// Makes the pipe. With `hold_exit_message` lines that begin with kExitMessage are held back.
+  /// Throws Error(kIo).
+  RankStream(int rank, Console& to, bool hold_exit_message);
 
   /// Our end, to be polled. -1 means none, or closed.
   int from() const { return from_.get(); }
@@ -29,16 +29,16 @@ class RankStream {
   /// Passes on what is there.
   void pass_on();
   /// The first line that was held back; empty if none.
-  const std::string& last_words() const { return last_words_; }
+  const std::string& exit_message() const { return exit_message_; }
 
  private:
   void emit();
 
   int rank_ = -1;
   Console* to_ = nullptr;
-  bool hold_last_words_ = false;
+  bool hold_exit_message_ = false;
   FileDescriptor from_, rank_end_;
-  std::string line_, last_words_;
+  std::string line_, exit_message_;
 };
 
 }  // namespace distca

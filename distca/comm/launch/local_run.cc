@@ -31,7 +31,7 @@ namespace distca {
 namespace {
 
 constexpr const char* kPrefix = "distca/";  // the store's keys begin with it (rendezvous.cc)
-constexpr double kMercy = 2;                // seconds between SIGTERM and SIGKILL
+constexpr double kKillDelay = 2;            // seconds between SIGTERM and SIGKILL
 constexpr double kLook = 0.5;               // seconds between two looks at a rank that still saves
 
 struct Child {
@@ -114,7 +114,7 @@ LocalRun::~LocalRun() {
 Ended LocalRun::run() {
   store_.emplace(socket_);  // its threads inherit our mask: signals come to us alone
   store_->belong_to("distca", kPrefix, options_.workers);
-  cannot_run_ = fmt::format("{}error: cannot run {}\n", kLastWords, options_.command.at(0));
+  cannot_run_ = fmt::format("{}error: cannot run {}\n", kExitMessage, options_.command.at(0));
   for (const std::string& argument : options_.command) {
     argv_.push_back(const_cast<char*>(argument.c_str()));
   }
@@ -130,7 +130,7 @@ Ended LocalRun::run() {
   }
   const RunEnd ended = end();
   out_.finish(kConsolePatience);
-  const LastWords words = last_words_of(ended);
+  const ExitMessage words = exit_message_of(ended);
   const std::string beside = words_beside(words.line, ended);
   if (!beside.empty()) err_.important(beside);
   return {words, interrupted_ != 0};
@@ -169,8 +169,8 @@ void LocalRun::set(std::string_view name, std::string_view value) {
 void LocalRun::spawn(int rank) {
   make_environment(rank);
   Child child{.rank = rank};
-  if (rank != 0) child.out = RankStream(rank, out_, /*hold_last_words=*/false);
-  child.err = RankStream(rank, err_, /*hold_last_words=*/true);
+  if (rank != 0) child.out = RankStream(rank, out_, /*hold_exit_message=*/false);
+  child.err = RankStream(rank, err_, /*hold_exit_message=*/true);
   const pid_t launcher = getpid();
   child.pid = fork();
   if (child.pid == 0) become_rank(child, launcher);
@@ -283,7 +283,7 @@ void LocalRun::end_by_force() {
   } else if (terminate_at_ != 0 && kill_at_ == 0 && now >= terminate_at_) {
     signal_running(SIGTERM);
     signal_running(SIGCONT);  // a stopped rank dies of the SIGTERM when it goes on
-    kill_at_ = now + kMercy;
+    kill_at_ = now + kKillDelay;
     mark_running();
   }
 }
@@ -316,7 +316,7 @@ bool LocalRun::rank_0_is_late(double now) {
   }
   if (!said_waiting_ && now - first_done_s_ >= options_.timeout_s + options_.grace_s) {
     said_waiting_ = true;
-    err_.line(fmt::format("{}waiting for rank 0, which saves or ends since {:.0f} s", kLastWords,
+    err_.line(fmt::format("{}waiting for rank 0, which saves or ends since {:.0f} s", kExitMessage,
                           now - first_done_s_));
   }
   return now - rank_0_moved_s_ >= options_.timeout_s + options_.grace_s;
@@ -338,7 +338,7 @@ RunEnd LocalRun::end() {
              .late_after_s = options_.timeout_s + options_.grace_s};
   for (const Child& child : children_) {
     end.ranks.push_back({.status = *child.status,
-                         .last_words = child.err.last_words(),
+                         .exit_message = child.err.exit_message(),
                          .ended_by_us = child.ended_by_us});
   }
   return end;

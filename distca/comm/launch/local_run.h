@@ -18,7 +18,7 @@ struct Attempt {
 };
 
 struct Ended {
-  LastWords words;  // its line has not been said yet
+  ExitMessage words;  // its line has not been said yet
   bool interrupted = false;
 };
 

@@ -101,8 +101,8 @@ void LocalStore::belong_to(const std::string& run, const std::string& prefix, in
 
 void LocalStore::close_to_newcomers() { impl_->store->set(kOverKey, to_bytes("1")); }
 
-int64_t LocalStore::farewells(const std::string& prefix) {
-  return impl_->store->add(farewells_key(prefix), 0);
+int64_t LocalStore::exit_reports(const std::string& prefix) {
+  return impl_->store->add(exit_reports_key(prefix), 0);
 }
 
 void LocalStore::post_death(const std::string& prefix, int rank, const std::string& how) {

@@ -42,7 +42,7 @@ class LocalStore {
   /// The run is over: who comes now waits for the next run's store.
   void close_to_newcomers();
   /// Ranks that have said how they ended.
-  int64_t farewells(const std::string& prefix);
+  int64_t exit_reports(const std::string& prefix);
   /// Tells all ranks that one of them ended; `how`: "was killed by signal 9 (SIGKILL)".
   void post_death(const std::string& prefix, int rank, const std::string& how);
   /// Returns what a key (store_keys.h) holds, and "" if it is not there.

@@ -1,6 +1,6 @@
 #pragma once
-// The last words and the exit code of the launcher at the end of a run: the failure that all others
-// follow from, or what rank 0 said when somebody stopped the run. Pure.
+// The exit message and the exit code of the launcher at the end of a run: the failure that all
+// others follow from, or what rank 0 said when somebody stopped the run. Pure.
 
 #include <string>
 #include <vector>
@@ -11,7 +11,7 @@ namespace distca {
 
 struct RankEnd {
   int status = 0;  // a status of waitpid
-  std::string last_words = {};
+  std::string exit_message = {};
   bool ended_by_us = false;  // the launcher sent it a signal, after another rank's end
 };
 
@@ -28,7 +28,7 @@ struct RunEnd {
 };
 
 /// The exit code of the run and at most one line.
-LastWords last_words_of(const RunEnd& end);
+ExitMessage exit_message_of(const RunEnd& end);
 
 /// "exited with code 3" or "was killed by signal 9 (SIGKILL)"; `status` as waitpid gives it.
 std::string describe_exit(int status);
@@ -37,7 +37,7 @@ std::string describe_exit(int status);
 /// exit code of a stopped process, or by the signal, before it could handle it.
 bool was_stopped(int status);
 
-/// Returns the words of rank 0 that are printed in addition to the run's last words, `line`: a
+/// Returns the words of rank 0 that are printed in addition to the run's exit message, `line`: a
 /// warning, or in a stop what is saved. Empty if there are none.
 std::string words_beside(const std::string& line, const RunEnd& end);
 

@@ -14,7 +14,7 @@ const std::string kSaved = "distca: stopped by SIGTERM; saved";
 const std::string kFull = "distca: error: No space left on device";
 
 void expect(const RunEnd& end, int exit_code, const std::string& line) {
-  const LastWords words = last_words_of(end);
+  const ExitMessage words = exit_message_of(end);
   EXPECT_EQ(words.exit_code, exit_code) << words.line;
   EXPECT_EQ(words.line, line);
 }
@@ -37,7 +37,7 @@ TEST(RunEnd, a_victim_of_another_rank_is_not_the_failure) {
              .diagnosis = "rank 1 exited with code 7 (last seen: step 3)"};
   expect(end, 7, "distca: error: rank 1 exited with code 7 (last seen: step 3)");
   end.failed = {0};
-  expect(end, 1, end.ranks[0].last_words);
+  expect(end, 1, end.ranks[0].exit_message);
 }
 
 TEST(RunEnd, after_a_stop_rank_0_says_what_is_saved_and_decides) {
@@ -110,12 +110,12 @@ TEST(RunEnd, a_failure_before_a_stop_is_told) {
 
 TEST(RunEnd, only_a_warning_or_what_a_stop_saved_is_said_beside_the_last_words) {
   RunEnd end{.ranks = {{exited(0), "distca: warning: part of the output is lost"}}};
-  EXPECT_EQ(words_beside("", end), end.ranks[0].last_words);
-  end.ranks[0].last_words = kSaved;
+  EXPECT_EQ(words_beside("", end), end.ranks[0].exit_message);
+  end.ranks[0].exit_message = kSaved;
   EXPECT_EQ(words_beside("", end), "");  // it was us who stopped it, after a failure
   end.signal = SIGTERM;
   EXPECT_EQ(words_beside(kSaved, end), "");
-  end.ranks[0].last_words = kFull;
+  end.ranks[0].exit_message = kFull;
   EXPECT_EQ(words_beside("", end), "");
 }
 

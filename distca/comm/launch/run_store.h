@@ -16,7 +16,7 @@
 //   distca/over          the run has ended, the store is about to
 //   PREFIX size          number of ranks
 //   PREFIX claim/RANK    a random number of the process that is this rank
-//   PREFIX farewells     ranks that have said how they ended
+//   PREFIX exit_reports     ranks that have said how they ended
 //
 // Thread rule: one thread at a time.
 

@@ -13,7 +13,7 @@ inline std::string size_key(const std::string& prefix) { return prefix + "size";
 inline std::string claim_key(const std::string& prefix, int rank) {
   return prefix + "claim/" + std::to_string(rank);
 }
-inline std::string farewells_key(const std::string& prefix) { return prefix + "farewells"; }
+inline std::string exit_reports_key(const std::string& prefix) { return prefix + "exit_reports"; }
 inline std::string deaths_key(const std::string& prefix) { return prefix + "deaths"; }
 inline std::string diagnosis_key(const std::string& prefix) { return prefix + "diagnosis"; }
 inline std::string heartbeat_key(const std::string& prefix, int rank) {
@@ -23,8 +23,8 @@ inline std::string heartbeat_key(const std::string& prefix, int rank) {
 inline std::vector<std::string> keys_of_run(const std::string& prefix, int size) {
   std::vector<std::string> keys = {kOwnerKey};
   for (const char* name :
-       {"size", "farewells", "deaths", "diagnosis", "arrived", "here", "connected", "all connected",
-        "network", "networks", "outside", "judge", "nccl/id", "nccl/left"})
+       {"size", "exit_reports", "deaths", "diagnosis", "arrived", "here", "connected",
+        "all connected", "network", "networks", "outside", "judge", "nccl/id", "nccl/left"})
     keys.push_back(prefix + name);
   for (int rank = 0; rank < size; ++rank) {
     keys.push_back(heartbeat_key(prefix, rank));

@@ -61,7 +61,7 @@ ListenSocket listen_at(uint16_t port) {
       store.post_death(rendezvous.prefix, rendezvous.rank, "ended unexpectedly");
     }
     const Stopwatch watch;
-    while (store.farewells(rendezvous.prefix) < rendezvous.size && watch.seconds() < grace_s) {
+    while (store.exit_reports(rendezvous.prefix) < rendezvous.size && watch.seconds() < grace_s) {
       sleep(kPoll);
     }
   } catch (const std::exception&) {

@@ -239,14 +239,14 @@ NcclWatch::NcclWatch(Group group, Health& health)
 }
 
 NcclWatch::~NcclWatch() {
-  constexpr Seconds kFarewell(2);
+  constexpr Seconds kExitReport(2);
   State& state = *state_;
   std::unique_lock lock(state.mutex);
   state.stop = true;
   state.changed.notify_all();
   // One thread uses what dies with us until it aborts, the other one while uses_health is set.
   state.changed.wait(lock, [&] { return (state.ended || state.aborting) && !state.uses_health; });
-  state.changed.wait_for(lock, kFarewell, [&] { return state.ended; });
+  state.changed.wait_for(lock, kExitReport, [&] { return state.ended; });
   if (state.stands_at) state.health.watchdog->end();
 }
 

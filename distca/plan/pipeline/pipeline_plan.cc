@@ -71,12 +71,12 @@ int64_t own_tolerance_ppm(const PipelineRequest& request) {
 Shares shares_of_fill(const PipelineRequest& request, std::span<const RankWork> work, int64_t load,
                       int64_t tolerance_ppm) {
   if (tolerance_ppm == PlanOptions::kOwnTolerance) tolerance_ppm = own_tolerance_ppm(request);
-  const int64_t ps = least_ps(work, request.evenness, load);
+  const int64_t ps = least_ps(work, request.balance_target, load);
   const double longer = static_cast<double>(ps) * static_cast<double>(tolerance_ppm) * 1e-6;
-  const int64_t most =
-      std::min(kMostLoad, load_within(work, request.evenness, ps + static_cast<int64_t>(longer)));
+  const int64_t most = std::min(
+      kMostLoad, load_within(work, request.balance_target, ps + static_cast<int64_t>(longer)));
   const double beyond = static_cast<double>(most - load) / static_cast<double>(load);
-  return {.capacity = even_capacities(work, request.evenness, most),
+  return {.capacity = even_capacities(work, request.balance_target, most),
           .tolerance_ppm = static_cast<int64_t>(std::clamp(beyond, 0.0, kMostBeyond) * 1e6)};
 }
 
@@ -101,7 +101,7 @@ std::vector<double> home_loads(const PipelineRequest& request, std::span<const i
 Shares shares_that_stay(const PipelineRequest& request, std::span<const int> nano_batches,
                         std::span<const RankWork> work, int64_t load, int64_t tolerance_ppm) {
   const double own = 1e-6 * static_cast<double>(own_tolerance_ppm(request));
-  const double ps = static_cast<double>(least_ps(work, request.evenness, load)) *
+  const double ps = static_cast<double>(least_ps(work, request.balance_target, load)) *
                     (1 + 1e-6 * static_cast<double>(tolerance_ppm));
   const std::vector<double> at_home = home_loads(request, nano_batches);
   double longest = 0;
@@ -113,7 +113,8 @@ Shares shares_that_stay(const PipelineRequest& request, std::span<const int> nan
   };
   for (size_t rank = 0; rank < work.size(); ++rank) {
     if (!work[rank].serves) continue;
-    const double begin = request.evenness == Evenness::kWhole ? linear_ps(work[rank]) : longest;
+    const double begin =
+        request.balance_target == BalanceTarget::kWhole ? linear_ps(work[rank]) : longest;
     most[rank] = std::max(0.0, ps - begin) * rate(rank);
     if (work[rank].tokens > 0)
       left -= std::min(most[rank], at_home[rank]);
@@ -149,7 +150,7 @@ Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batch
       work, [](const RankWork& rank) { return rank.attention_ps_per_kload > 0; });
   if (is_fill(nano_batches) && known && load > 0)
     return shares_of_fill(request, work, load, fill_tolerance_ppm);
-  return {.capacity = even_capacities(work, request.evenness, load), .tolerance_ppm = own};
+  return {.capacity = even_capacities(work, request.balance_target, load), .tolerance_ppm = own};
 }
 
 /// A stage's documents go behind those of earlier stages, and so do their numbers.
@@ -374,7 +375,7 @@ std::vector<RankWork> slot_work(const PipelineRequest& request, std::span<const 
     if (stage < 0 || nano_batches[stage] < 0) continue;
     work[rank].tokens = request.nano_batches[nano_batches[stage]].num_tokens() / grid.replicas;
     if (request.ends.empty()) continue;
-    const EndsTime& ends = request.ends[stage];
+    const EmbeddingHeadTime& ends = request.ends[stage];
     if (pass != Pass::kBackward) work[rank].ends_ps_per_token += ends.forward_ps_per_token;
     if (pass != Pass::kForward) work[rank].ends_ps_per_token += ends.backward_ps_per_token;
   }

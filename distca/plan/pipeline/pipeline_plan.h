@@ -54,10 +54,10 @@ inline constexpr std::array<FillTicksName, 3> kFillTicks{{
 
 /// Time of a stage's embedding, head and loss, for each token at home, by the pass in which it is
 /// spent: where a step trains, the loss does its backward in forward ticks.
-struct EndsTime {
+struct EmbeddingHeadTime {
   int64_t forward_ps_per_token = 0;
   int64_t backward_ps_per_token = 0;
-  bool operator==(const EndsTime&) const = default;
+  bool operator==(const EmbeddingHeadTime&) const = default;
 };
 
 /// A request for the plans of a step.
@@ -85,12 +85,12 @@ struct PipelineRequest {
   std::shared_ptr<const AttentionProfile> profile = {};  // predicts load, as in PlanRequest
 
   /// kWhole under ping-pong, otherwise kAttention.
-  Evenness evenness = Evenness::kWhole;
+  BalanceTarget balance_target = BalanceTarget::kWhole;
   /// [ranks] Speeds over all layers of the rank's own stage, forward and backward together. A
   /// stage's tick has as many layer steps as the largest stage has layers; attention_ps_per_kload
   /// is that of all these steps. Empty if unknown, which counts as all ranks alike.
   std::vector<RankSpeed> speeds;
-  std::vector<EndsTime> ends;              // [stages]; empty if they take no time
+  std::vector<EmbeddingHeadTime> ends;     // [stages]; empty if they take no time
   Recompute recompute = Recompute::kNone;  // with kFull, backward has a linear forward more
   /// If false, workers serve only if there is no other server.
   bool in_place = true;

@@ -20,7 +20,7 @@ using ::testing::IsEmpty;
 using testing::pipeline_request;
 using testing::set_attention_share;
 
-constexpr Evenness kEvennesses[] = {Evenness::kWhole, Evenness::kAttention};
+constexpr BalanceTarget kEvennesses[] = {BalanceTarget::kWhole, BalanceTarget::kAttention};
 
 std::vector<std::vector<int64_t>> random_nano_batches(int count, Random& random) {
   std::vector<std::vector<int64_t>> all;
@@ -48,7 +48,7 @@ TEST(PipelinePlan, of_every_grid_is_valid) {
       PipelineRequest request = pipeline_request(
           grid, slots, random_nano_batches(nano_batches, random), schedulers[turn / 2 % 3]);
       if (turn % 5 > 0) set_attention_share(request, 0.2 * (turn % 5));
-      request.evenness = kEvennesses[turn / 7 % 2];
+      request.balance_target = kEvennesses[turn / 7 % 2];
       request.trains = turn % 6 > 0;
       const PipelinePlan plan = make_pipeline_plan(request);
       const int of_a_pass = micro_batches + stages - 1;
@@ -61,12 +61,12 @@ TEST(PipelinePlan, of_every_grid_is_valid) {
 
 TEST(PipelinePlan, of_one_stage_has_the_plans_that_nano_batches_have_without_a_pipeline) {
   Random random(3, 1);
-  for (const Evenness evenness : kEvennesses) {
+  for (const BalanceTarget balance_target : kEvennesses) {
     for (const int dedicated : {0, 2}) {
       PipelineRequest request = pipeline_request({.replicas = 3, .dedicated = dedicated}, 2,
                                                  random_nano_batches(5, random));
       set_attention_share(request, 0.4);
-      request.evenness = evenness;
+      request.balance_target = balance_target;
       const PipelinePlan plan = make_pipeline_plan(request);
       ASSERT_EQ(plan.plans.size(), 5u);
       for (size_t nano = 0; nano < 5; ++nano) {
@@ -81,7 +81,7 @@ TEST(PipelinePlan, of_one_stage_has_the_plans_that_nano_batches_have_without_a_p
         alone.cluster.capacity =
             even_capacities(work_of_step({.ranks = request.speeds}, 3, 3 + dedicated,
                                          /*in_place=*/true, alone.nano_batch.num_tokens() / 3),
-                            evenness, load);
+                            balance_target, load);
         EXPECT_EQ(plan_hash(plan.plans[nano]), plan_hash(make_plan(alone, request.homes[nano])));
       }
       EXPECT_THAT(plan.plan_of_slot,
@@ -119,13 +119,13 @@ TEST(PipelinePlan, gives_idle_stages_more_attention_where_linear_work_counts) {
   const auto fill = [&request] { return make_pipeline_plan(request).plans.front(); };  // F0
   for (const double share : {.25, .6}) {
     set_attention_share(request, share);
-    request.evenness = Evenness::kWhole;
+    request.balance_target = BalanceTarget::kWhole;
     const std::vector<int64_t> capacity = fill().cluster.capacity;
     EXPECT_EQ(capacity[0], capacity[1]);
     EXPECT_LT(capacity[0], capacity[2] / 2);
     EXPECT_EQ(capacity[2], capacity[3]);
     EXPECT_EQ(capacity[2], capacity[4]);
-    request.evenness = Evenness::kAttention;
+    request.balance_target = BalanceTarget::kAttention;
     EXPECT_THAT(fill().cluster.capacity, Each(1));
   }
 }
@@ -136,7 +136,7 @@ TEST(PipelinePlan, lets_fill_ticks_last_within_the_tolerance_and_no_less_even_th
   PipelineRequest request =
       pipeline_request({.stages = 2, .replicas = 2}, 1, {testing::many_lengths(65'536, random)});
   request.options.tolerance_ppm = 30'000;
-  request.evenness = Evenness::kWhole;
+  request.balance_target = BalanceTarget::kWhole;
   for (const double share : {.1, .25, .5, .75}) {
     set_attention_share(request, share);
     const Plan plan = make_slot_plan(request, std::vector{0, -1}, Pass::kForward);
@@ -148,7 +148,7 @@ TEST(PipelinePlan, lets_fill_ticks_last_within_the_tolerance_and_no_less_even_th
       longest = std::max(longest,
                          linear_ps(work[rank]) + attention_ps(work[rank], plan.load[rank].pairs));
     }
-    EXPECT_LE(longest, 1.0301 * static_cast<double>(least_ps(work, Evenness::kWhole, load)));
+    EXPECT_LE(longest, 1.0301 * static_cast<double>(least_ps(work, BalanceTarget::kWhole, load)));
     EXPECT_GT(plan.options.tolerance_ppm, share < .4 ? 500'000 : 30'000);
   }
 }
@@ -213,7 +213,7 @@ TEST(PipelinePlan, spread_in_a_fill_tick_sends_at_most_a_fifth_more_than_a_norma
   };
   for (const double share : {0.0, 0.6}) {
     if (share > 0) set_attention_share(request, share);
-    request.evenness = share > 0 ? Evenness::kWhole : Evenness::kAttention;
+    request.balance_target = share > 0 ? BalanceTarget::kWhole : BalanceTarget::kAttention;
     EXPECT_LE(largest_send({0, -1}), 1.2 * largest_send({0, 1})) << share;
   }
 }

@@ -42,7 +42,7 @@ class TickTime {
       load += load_of(plan, rank);
     }
     figures_.load += load;
-    figures_.ideal_ps += least_ps(work, request_.evenness, load);
+    figures_.ideal_ps += least_ps(work, request_.balance_target, load);
     meeting_ps_ += longest_linear + longest_attention;
     figures_.max_over_share = std::max(figures_.max_over_share, max_over_share(plan));
     const int64_t exchange = exchange_ps(plan);
@@ -55,7 +55,7 @@ class TickTime {
 
   TickFigures figures(int working) const {
     TickFigures result = figures_;
-    const bool whole = request_.evenness == Evenness::kWhole;
+    const bool whole = request_.balance_target == BalanceTarget::kWhole;
     result.working = working;
     result.planned_ps = rounded(whole ? *std::ranges::max_element(rank_ps_) : meeting_ps_);
     result.exposed_ps = std::max<int64_t>(0, longest_chain_ps_ - result.planned_ps);
@@ -110,7 +110,7 @@ SlotTime slot_time(const PipelineRequest& request, const Plan& plan,
   return {.compute_ps = figures.planned_ps,
           .exchange_ps = figures.exchange_ps,
           .chain_ps = time.longest_chain_ps(),
-          .partner_ps = least_ps(slot_work(request, partner, pass), request.evenness,
+          .partner_ps = least_ps(slot_work(request, partner, pass), request.balance_target,
                                  slot_load(request, partner))};
 }
 

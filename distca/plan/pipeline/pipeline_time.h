@@ -57,15 +57,14 @@ struct TickFigures {
 };
 
 /// [ticks] `plan` is that of the request. All speeds must be known (CHECK).
-/// The length of a tick is that of all its layer steps. With Evenness::kWhole it is the time of the
-/// slowest rank: its linear work, by the tokens that it holds, and its attention, by its load, in
-/// all slots. With kAttention ranks meet before and after core attention, so it is the longest
-/// linear work and the longest attention, slot after slot.
-/// The least length is that with which the attention of each slot is divided as one likes
-/// (cost/finish_time.h): with n stages at work for l each and attention A of one replica, max(l, (n
-/// l + A) / P') with kWhole and l + A / P' with kAttention, where P' is the number of servers over
-/// that of replicas.
-/// Counts: linear work, embedding, head and loss, and core attention. Ignores: exchanges, packing.
+/// The length of a tick is that of all its layer steps. With BalanceTarget::kWhole it is the time
+/// of the slowest rank: its linear work, by the tokens that it holds, and its attention, by its
+/// load, in all slots. With kAttention ranks meet before and after core attention, so it is the
+/// longest linear work and the longest attention, slot after slot. The least length is that with
+/// which the attention of each slot is divided as one likes (cost/finish_time.h): with n stages at
+/// work for l each and attention A of one replica, max(l, (n l + A) / P') with kWhole and l + A /
+/// P' with kAttention, where P' is the number of servers over that of replicas. Counts: linear
+/// work, embedding, head and loss, and core attention. Ignores: exchanges, packing.
 std::vector<TickFigures> tick_figures(const PipelineRequest& request, const PipelinePlan& plan);
 
 }  // namespace distca

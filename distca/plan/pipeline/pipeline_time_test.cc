@@ -47,14 +47,15 @@ double closed_form(const PipelineRequest& request, const Tick& tick, Pass pass, 
     all_linear += linear;
     attention += attention_ps * amount.pairs / replicas;
   }
-  return request.evenness == Evenness::kWhole ? std::max(longest, (all_linear + attention) / stages)
-                                              : longest + attention / stages;
+  return request.balance_target == BalanceTarget::kWhole
+             ? std::max(longest, (all_linear + attention) / stages)
+             : longest + attention / stages;
 }
 
 struct Case {
   int stages, micro_batches, replicas, dedicated;
   double share;
-  Evenness evenness;
+  BalanceTarget balance_target;
 };
 
 class TickLengths : public ::testing::TestWithParam<Case> {};
@@ -68,7 +69,7 @@ PipelineRequest request_of(const Case& one) {
       pipeline_request({.stages = one.stages, .replicas = one.replicas, .dedicated = one.dedicated},
                        2, nano_batches);
   set_attention_share(request, one.share);
-  request.evenness = one.evenness;
+  request.balance_target = one.balance_target;
   return request;
 }
 
@@ -98,9 +99,11 @@ std::vector<Case> cases() {
   for (const int stages : {2, 4}) {
     for (const int times : {2, 4}) {
       for (const double share : {.25, .4, .6}) {
-        for (const Evenness evenness : {Evenness::kWhole, Evenness::kAttention}) {
+        for (const BalanceTarget balance_target :
+             {BalanceTarget::kWhole, BalanceTarget::kAttention}) {
           const bool more = share == .4 && times == 2;
-          all.push_back({stages, times * stages, more ? 2 : 1, more ? 1 : 0, share, evenness});
+          all.push_back(
+              {stages, times * stages, more ? 2 : 1, more ? 1 : 0, share, balance_target});
         }
       }
     }
@@ -112,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(all, TickLengths, ::testing::ValuesIn(cases()), [](cons
   const Case& one = info.param;
   return fmt::format("P{}_M{}_D{}_dedicated{}_share{:.0f}_{}", one.stages, one.micro_batches,
                      one.replicas, one.dedicated, 100 * one.share,
-                     one.evenness == Evenness::kWhole ? "whole" : "attention");
+                     one.balance_target == BalanceTarget::kWhole ? "whole" : "attention");
 });
 
 TEST(TickFigures, of_an_idle_second_slot_count_the_first_alone) {
@@ -133,7 +136,7 @@ PipelineRequest two_stages(int replicas, double share) {
                                         .replicas = replicas,
                                         .dedicated = 0,
                                         .share = share,
-                                        .evenness = Evenness::kWhole});
+                                        .balance_target = BalanceTarget::kWhole});
   request.layer_steps = 8;
   return request;
 }
@@ -179,7 +182,7 @@ TEST(TickFigures, show_by_how_much_exchanges_make_ticks_longer) {
   for (const int slots : {1, 2}) {
     PipelineRequest request = two_stages(4, .6);
     request.slots = slots;
-    if (slots == 1) request.evenness = Evenness::kAttention;
+    if (slots == 1) request.balance_target = BalanceTarget::kAttention;
     const PipelinePlan plan = make_pipeline_plan(request);
     for (const int64_t bytes_per_us : {0, 10, 1'000'000}) {
       request.bytes_per_us = bytes_per_us;

@@ -16,7 +16,7 @@
 namespace distca {
 
 struct ValidatePipelineOptions {
-  /// Options for each plan and, in even_tokens and max_violations, for the whole. Evenness of
+  /// Options for each plan and, in even_tokens and max_violations, for the whole. BalanceTarget of
   /// tokens is checked within the stages, since idle stages hold none.
   ValidateOptions plans;
   /// Check that a stage holds at most min(M, 2 (P - 1 - stage) + 1) of M micro-batches at a time,
