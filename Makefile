@@ -18,7 +18,7 @@ setup:           ## install what is missing (apt and pip by name, .venv in this 
 build: setup     ## build the release: build/release/distca
 	@$(BUILD)
 
-demo: setup      ## train a small Llama on Python's standard library, 2 local workers: 3 to 4 minutes of training
+demo: setup      ## train a small Llama on Python's standard library, 2 local workers: at most 4 minutes of training
 	@$(BUILD) --target distca
 	@scripts/demo.sh
 

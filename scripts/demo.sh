@@ -13,7 +13,9 @@ echo "== 1. data: the source text under $stdlib, each file a document"
 
 echo
 echo "== 2. training: configs/demo.toml on 2 local workers"
-"$distca" train --config configs/demo.toml --workers 2 train.overwrite=true "$@"
+chosen=$("$python" scripts/demo_steps.py "$distca" "$@")
+# shellcheck disable=SC2086  # words
+"$distca" train --config configs/demo.toml --workers 2 train.overwrite=true $chosen "$@"
 
 run=runs/demo
 for word in "$@"; do

@@ -24,6 +24,7 @@ using ::testing::HasSubstr;
 ShownStep step_of(int64_t step, std::optional<double> validation = std::nullopt) {
   return {.step = step,
           .total_steps = 100,
+          .is_last = step == 100,
           .time_s = 1e9 + static_cast<double>(step),
           .left_s = 75,
           .loss = 2.4021,
@@ -77,6 +78,13 @@ TEST(ShownStep, is_what_a_line_says) {
   EXPECT_EQ(progress_line(step, 200),
             "step 7/9  loss nan  max/mean 1.50>1.25  1,000 tok/s  1:02 left  lr 1.00e-03  "
             "norm 0.5  25 % peak  memory 3.0 MiB");
+  EXPECT_FALSE(step.is_last);
+  line["ended_by"] = "train.exit_duration_in_mins";
+  EXPECT_TRUE(shown_step(line, "m").is_last);
+  line.erase("ended_by");
+  line["train_steps"] = 7;
+  EXPECT_TRUE(shown_step(line, "m").is_last);
+  line["train_steps"] = 9;
   line["targets"] = 9;
   EXPECT_THAT(progress_line(shown_step(line, "m"), 200), HasSubstr("  loss nan  "));
   line["targets"] = 0;  // there is none
@@ -190,14 +198,17 @@ TEST(Progress, on_a_terminal_keeps_lines_with_a_validation_loss_and_the_last_one
   for (const std::string& line : terminal.screen()) EXPECT_LT(line.size(), 80u);
 }
 
-TEST(Progress, elsewhere_has_a_line_every_five_seconds_of_the_run_and_of_each_validation) {
+TEST(Progress, elsewhere_has_a_line_every_five_seconds_of_each_validation_and_of_the_last_step) {
   std::array<int, 2> pipe_ends{};
   ASSERT_EQ(pipe(pipe_ends.data()), 0);
   {
     Console console(pipe_ends[1]);
     Progress progress(console);
-    for (const int64_t step : {1, 2, 6, 7, 100})  // a second each
-      progress.show(step_of(step, step == 7 ? std::optional(2.5) : std::nullopt));
+    for (const int64_t step : {1, 2, 6, 7, 8, 9}) {  // a second each
+      ShownStep shown = step_of(step, step == 7 ? std::optional(2.5) : std::nullopt);
+      shown.is_last = step == 9;
+      progress.show(shown);
+    }
     console.finish(200);
   }
   close(pipe_ends[1]);
@@ -209,7 +220,7 @@ TEST(Progress, elsewhere_has_a_line_every_five_seconds_of_the_run_and_of_each_va
   for (std::string line; std::getline(lines, line);) steps.push_back(line.substr(0, 19));
   EXPECT_THAT(steps,
               ElementsAre("step   1/100  loss ", "step   6/100  loss ", "step   7/100  valid",
-                          "step   7/100  loss ", "step 100/100  loss "));
+                          "step   7/100  loss ", "step   9/100  loss "));
 }
 
 }  // namespace
