@@ -97,12 +97,12 @@ class Frame(unittest.TestCase):
 
     def test_a_failure_says_why_in_one_line_and_hides_no_other(self):
         stage = self.stage()
-        stage.check("fails", lambda: stage.run("fails", 300, ["bash", "-c", "echo first; echo exit message; exit 3"]))
+        stage.check("fails", lambda: stage.run("fails", 300, ["bash", "-c", "echo first; echo last words; exit 3"]))
         stage.check("is not there", lambda: stage.run("is not there", 300, ["/nowhere/program"]))
         stage.check("is wrong", lambda: {}["key"])
         stage.check("is good", lambda: "yes")
         self.assertEqual(self.verdicts(), ["FAIL", "FAIL", "FAIL", "PASS"])
-        self.assertIn("exit code 3: exit message", self.lines[0])
+        self.assertIn("exit code 3: last words", self.lines[0])
         self.assertIn("cannot be started", self.lines[1])
         self.assertIn("KeyError: 'key'", self.lines[2])
         self.assertIn("first\nlast words", stage.log.read_text())

@@ -91,7 +91,8 @@ TEST(GradientExchange, of_weights_are_the_operations_of_buckets_and_the_norm) {
   std::set<OpKind> of_weights;
   for (const bool distributed : {false, true}) {
     const Style style{.gradients = {.bucket_elements = 160, .distributed_optimizer = distributed}};
-    for (const Op& op : programs(2, 1, style)[0].ops) {
+    const Program program = programs(2, 1, style)[0];
+    for (const Op& op : program.ops) {
       EXPECT_EQ(is_of_weights(op.kind), op.bucket >= 0 || op.kind == OpKind::kGradNorm)
           << describe(op);
       if (is_of_weights(op.kind)) of_weights.insert(op.kind);
