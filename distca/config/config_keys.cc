@@ -205,7 +205,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
       {"servers.capacity", &c.servers.capacity, kBits, "",
        "share of the attention of each server, workers first, as [60, 40, 100]; empty: so that all "
        "finish together",
-       0},
+       0, 1e9},
       {"servers.reweight", &c.servers.reweight, kBits, "",
        "capacities follow the measured times of the ranks; needs train.deterministic = false"},
       {"optimizer.lr", &o.lr, kTrain, "", "AdamW's peak learning rate", 0, 1e30},
