@@ -6,6 +6,7 @@
 #include "distca/forecast/memory_walk.h"
 
 namespace distca {
+
 using enum MemoryPart;
 
 PeakOfRank::PeakOfRank(const Config& config, int rank, int num_workers, int64_t multiprocessors)
