@@ -5,7 +5,7 @@ JOBS ?= 2
 FUZZ_SECONDS ?= 60
 HARNESS_SECONDS ?= 3600
 HARNESS ?= damaged_files kills resume_chains
-BUILD = cmake --preset release --log-level=WARNING && cmake --build --preset release -j $(JOBS)
+BUILD = scripts/build.sh release -j $(JOBS)
 .DEFAULT_GOAL := help
 .PHONY: help setup test-setup build demo test test-full test-python test-matrix sanitize sanitize-build tsan fuzz harness core determinism arm check-cuda format check pictures bundle clean
 
@@ -33,7 +33,7 @@ test-full: test-setup build ## build and run every test
 	@ctest --preset release -j $(JOBS)
 	@JOBS=$(JOBS) scripts/test_python.sh --full
 
-test-python: test-setup ## the Python package: its wheel built, installed elsewhere and tested there
+test-python: test-setup ## the Python package: its wheel packed, installed elsewhere and tested there
 	@JOBS=$(JOBS) scripts/test_python.sh
 
 sanitize: sanitize-build  ## the rooms without PyTorch under ASan and UBSan
@@ -41,13 +41,11 @@ sanitize: sanitize-build  ## the rooms without PyTorch under ASan and UBSan
 
 sanitize-build:
 	@scripts/setup.sh --core
-	@cmake --preset debug --log-level=WARNING
-	@cmake --build --preset debug -j $(JOBS)
+	@scripts/build.sh debug -j $(JOBS)
 
 tsan:            ## the rooms without PyTorch under ThreadSanitizer
 	@scripts/setup.sh --core
-	@cmake --preset tsan --log-level=WARNING
-	@cmake --build --preset tsan -j $(JOBS)
+	@scripts/build.sh tsan -j $(JOBS)
 	@ctest --preset tsan -j $(JOBS) -LE full
 
 fuzz:            ## readers of files, task lists of attention under libFuzzer, ASan, UBSan; FUZZ_SECONDS=60 each, TARGET=idx
@@ -61,8 +59,7 @@ harness: setup   ## random chains of resumes, kills, damaged files; HARNESS_SECO
 
 core:            ## plan and data only, without PyTorch: build/core/distca
 	@scripts/setup.sh --core
-	@cmake --preset core --log-level=WARNING
-	@cmake --build --preset core -j $(JOBS)
+	@scripts/build.sh core -j $(JOBS)
 
 determinism:     ## plans from gcc -O3, gcc -O0 and clang++ against the pinned hashes
 	@scripts/setup.sh --core

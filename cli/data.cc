@@ -37,7 +37,7 @@ struct PrepareOptions {
   bool overwrite = false;
 };
 
-struct ShowOptions {
+struct ShowDataOptions {
   std::filesystem::path prefix;
   bool json = false;
 };
@@ -120,7 +120,7 @@ void print_json(const IndexedDataset& dataset, const LengthStatistics& lengths,
   fmt::print("{}", canonical_json(json));
 }
 
-void show(const ShowOptions& options) {
+void show(const ShowDataOptions& options) {
   const IndexedDataset dataset(options.prefix);
   const LengthStatistics lengths = length_statistics(dataset.document_lengths());
   const std::optional<Entropies> entropies = token_entropies(dataset);
@@ -240,8 +240,8 @@ void add_prepare(CLI::App& data) {
   verb->callback([options] { prepare(*options); });
 }
 
-void add_show(CLI::App& data) {
-  auto options = std::make_shared<ShowOptions>();
+void add_show_data(CLI::App& data) {
+  auto options = std::make_shared<ShowDataOptions>();
   CLI::App* verb =
       data.add_subcommand("show", "Counts, lengths, where the attention work lies, entropies");
   verb->add_option("prefix", options->prefix, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
@@ -259,7 +259,7 @@ void add_data(CLI::App& app) {
   data->footer(
       "Example:  distca data prepare --text docs --out data/docs && distca data show data/docs");
   add_prepare(*data);
-  add_show(*data);
+  add_show_data(*data);
 }
 
 }  // namespace distca::cli

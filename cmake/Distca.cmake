@@ -77,6 +77,8 @@ function(distca_test name)
   else()
     target_precompile_headers(${name} REUSE_FROM distca_test_main)
   endif()
+  # Tests have helpers of the same names.
+  set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)
   set(labels "${ARG_LABELS}")
   distca_test_entries(${name} "" "-full/*")
   foreach(source ${ARG_SOURCES})

@@ -40,6 +40,6 @@ if(NOT DISTCA_TORCH_CUDA STREQUAL "none")
 endif()
 # --no-as-needed: the CUDA kernels register themselves when the library loads; nobody names a symbol of theirs.
 target_link_libraries(torch_wheel INTERFACE -Wl,--no-as-needed ${torch_libs} -Wl,--as-needed)
-if(NOT SKBUILD)  # python/CMakeLists.txt says where the libraries of a wheel look
-  target_link_options(torch_wheel INTERFACE -Wl,-rpath,${DISTCA_TORCH_DIR}/lib)
-endif()
+# python/CMakeLists.txt says where the libraries of a wheel look.
+target_link_options(torch_wheel INTERFACE
+  $<$<NOT:$<BOOL:$<TARGET_PROPERTY:BUILD_WITH_INSTALL_RPATH>>>:-Wl,-rpath,${DISTCA_TORCH_DIR}/lib>)

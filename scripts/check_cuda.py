@@ -77,7 +77,7 @@ def headers(version, here):
 def commands():
     """Source -> words of its compile command, without those that say what is written and with which precompiled header."""
     run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", FOLDER / "cmake", "-DCMAKE_BUILD_TYPE=Release", "-DDISTCA_BUILD_PYTHON=ON",
-         "--log-level=WARNING"], "CMake failed")
+         "-DCMAKE_UNITY_BUILD=OFF", "--log-level=WARNING"], "CMake failed")
     found = {}
     for entry in json.loads((FOLDER / "cmake/compile_commands.json").read_text()):
         source = os.path.relpath(entry["file"], ROOT)

@@ -36,7 +36,7 @@ if(NOT TARGET $target)
 endif()
 CMAKE
 }
-package fmt fmt::fmt FMT_HEADER_ONLY
+package fmt fmt::fmt
 package nlohmann_json nlohmann_json::nlohmann_json
 package CLI11 CLI11::CLI11
 package tomlplusplus tomlplusplus::tomlplusplus

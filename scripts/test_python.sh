@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds the Python package's wheel in a clean environment, installs it in another one, and tests it there without the
-# source tree. Downloads with pip, the first time, what builds and tests need (build/python/downloads).
+# Packs the Python package's wheel from the release build, installs it in an environment of its own, and tests it there
+# without the source tree. Downloads with pip, the first time, what packing and tests need (build/python/downloads).
 #
-#   scripts/test_python.sh [PYTEST_ARGUMENT...]     for example -k plan; --full also plays the long grids
+#   scripts/test_python.sh [PYTEST_ARGUMENT...]     for example -k plan
+#   scripts/test_python.sh --full                   also the long grids, and a wheel that pip compiles from an sdist
 #
-# The Python and PyTorch are those of .venv, or of python3 where there is none. What is compiled stays in build/wheel.
+# The Python and PyTorch are those of .venv, or of python3 where there is none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -41,14 +42,26 @@ environment() {
   } 2>"$folder/pip.log" || { cat "$folder/pip.log" >&2; die "pip could not install $*"; }
 }
 
-start=$SECONDS
 export CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-2}
 environment builder scikit-build-core
-rm -rf "$folder/dist"
-pip builder wheel --no-build-isolation --no-deps --wheel-dir "$folder/dist" . >"$folder/build.log" 2>&1 ||
-  { tail -n 40 "$folder/build.log" >&2; die "the wheel cannot be built: $folder/build.log"; }
-wheel=$(echo "$PWD/$folder"/dist/distca-*.whl)
-echo "test_python: built $(basename "$wheel"), $(stat -c %s "$wheel") bytes, in $((SECONDS - start)) s"
+
+# make_wheel DIST SOURCES ARGUMENT...: pip makes the one wheel of a folder; its path is then in `wheel`.
+make_wheel() {
+  local dist=$folder/$1 sources=$2 start=$SECONDS; shift 2
+  rm -rf "$dist"
+  pip builder wheel --no-build-isolation --no-deps --wheel-dir "$dist" "$@" "$sources" >"$folder/build.log" 2>&1 ||
+    { tail -n 40 "$folder/build.log" >&2; die "the wheel cannot be built: $folder/build.log"; }
+  wheel=$(echo "$PWD/$dist"/distca-*.whl)
+  echo "test_python: $dist/$(basename "$wheel"), $(stat -c %s "$wheel") bytes, in $((SECONDS - start)) s"
+}
+
+# The wheel under test: what the release build has compiled, put beside the package's Python files.
+scripts/build.sh release -j "${JOBS:-2}" --target distca_python
+rm -rf "$folder/staged"
+mkdir -p "$folder/staged"
+cp -r --parents -t "$folder/staged" pyproject.toml CMakeLists.txt python/distca
+cmake --install build/release --strip --component python --prefix "$folder/staged/python" >"$folder/build.log"
+make_wheel dist "$folder/staged" -C wheel.cmake=false -C wheel.platlib=true
 
 # What a build says that cannot be: neither compiles anything.
 refused() {  # WHAT LINE COMMAND...: the command fails and says the line
@@ -82,9 +95,23 @@ refused "an older PyTorch" "distca needs PyTorch 2.11 or newer, but" \
 extras='import tomllib; print(*sum(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"].values(), []))'
 # shellcheck disable=SC2046  # words without spaces
 environment tester pytest torchdata $("$python" -c "$extras")
-pip tester install --no-index --no-deps "$wheel"
 [ ! -x build/release/distca ] || export DISTCA_PROGRAM=$PWD/build/release/distca  # for tests of its files
 standin=$PWD/build/release/rooms/comm/libnccl_standin.so
 [ ! -e "$standin" ] || export DISTCA_NCCL_STANDIN=$standin  # what tests load in NCCL's place
-cd "$folder"
-DISTCA_WHEEL=$wheel tester/bin/python -m pytest -q -rs -p no:cacheprovider --rootdir "$PWD" "$@" ../../python/tests
+
+# test_wheel PYTEST_ARGUMENT...: with the wheel that `wheel` names.
+test_wheel() {
+  pip tester install --no-index --no-deps --force-reinstall "$wheel"
+  (cd "$folder"
+   DISTCA_WHEEL=$wheel tester/bin/python -m pytest -q -rs -p no:cacheprovider --rootdir "$PWD" "$@")
+}
+test_wheel "$@" ../../python/tests
+
+# What users do: pip compiles the package from its sources, in an environment that has nothing else.
+if [[ " $* " == *" --full "* ]]; then
+  rm -rf "$folder/sdist"
+  "$folder/builder/bin/python" -c "import scikit_build_core.build as b; b.build_sdist('$folder/sdist')" >"$folder/build.log" 2>&1 ||
+    { tail -n 40 "$folder/build.log" >&2; die "no sdist can be made: $folder/build.log"; }
+  make_wheel compiled "$folder"/sdist/distca-*.tar.gz
+  test_wheel ../../python/tests/test_{wheel,package,plan,attention}.py
+fi

@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t kVersion = 1;
 constexpr const char* kFormat = "distca checkpoint";
-constexpr int64_t kMostElements = int64_t{1} << 48;  // elements of a tensor
 
 std::vector<Range> whole(const StoredTensor& tensor) {
   std::vector<Range> box;
@@ -45,13 +44,13 @@ Range range_of(const JsonField& field, int64_t most) {
 
 StoredTensor tensor_of(const JsonField& field) {
   StoredTensor tensor{.name = field["name"].text(),
-                      .shape = field["shape"].integers(1, kMostElements)};
+                      .shape = field["shape"].integers(1, kMostTensorElements)};
   const auto type = scalar_type(field["type"].text());
   field["type"].expect(type.has_value(), "float64, float32 or bfloat16");
   tensor.type = *type;
   field["shape"].expect(tensor.shape.size() == 1 || tensor.shape.size() == 2, "one or two sizes");
   field["shape"].expect(
-      tensor.shape.size() == 1 || tensor.shape[0] <= kMostElements / tensor.shape[1],
+      tensor.shape.size() == 1 || tensor.shape[0] <= kMostTensorElements / tensor.shape[1],
       "of at most 2^48 elements");
   return tensor;
 }

@@ -14,7 +14,6 @@ namespace {
 
 constexpr const char* kMetadata = "__metadata__";
 constexpr int64_t kMostHeaderBytes = 100'000'000;  // the limit of the format's own library
-constexpr int64_t kMostElements = int64_t{1} << 48;
 
 constexpr std::array<std::pair<const char*, ScalarType>, 3> kTypes = {
     {{"F64", ScalarType::kFloat64},
@@ -26,7 +25,7 @@ const char* stored_type(ScalarType type) {
 }
 
 StoredTensor read_tensor(const std::string& name, const JsonField& field) {
-  StoredTensor tensor{.name = name, .shape = field["shape"].integers(0, kMostElements)};
+  StoredTensor tensor{.name = name, .shape = field["shape"].integers(0, kMostTensorElements)};
   const std::string type = field["dtype"].text();
   tensor.is_float16 = type == "F16";
   const auto found = std::ranges::find_if(
@@ -35,7 +34,8 @@ StoredTensor read_tensor(const std::string& name, const JsonField& field) {
   tensor.type = found->second;
   int64_t numel = 1;
   for (const int64_t size : tensor.shape) {
-    field["shape"].expect(size == 0 || numel <= kMostElements / size, "of at most 2^48 elements");
+    field["shape"].expect(size == 0 || numel <= kMostTensorElements / size,
+                          "of at most 2^48 elements");
     numel *= size;
   }
   return tensor;

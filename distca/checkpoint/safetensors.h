@@ -27,6 +27,8 @@
 
 namespace distca {
 
+inline constexpr int64_t kMostTensorElements = int64_t{1} << 48;  // the most that a tensor has
+
 /// A tensor as a file describes it.
 struct StoredTensor {
   std::string name;

@@ -6,8 +6,8 @@
 namespace distca {
 namespace {
 
-constexpr int64_t kTileQueries = 128;    // rows of FlashAttention 2's tiles at head_dim 128
-constexpr int64_t kMostTokens = 524288;  // 512K
+constexpr int64_t kTileQueries = 128;  // rows of FlashAttention 2's tiles at head_dim 128
+constexpr int64_t kLongest = 524288;   // 512K
 // Forward TFLOPS on one H200 by a shard's queries; FlashAttention 2, 4 heads on 1 key head (Fig.
 // 5).
 struct Rate {
@@ -33,7 +33,7 @@ AttentionProfile h200_profile() {
       .machine = "NVIDIA H200 (analytic)",
       .path = "analytic",
       .shape = {.num_heads = 4, .num_kv_heads = 1, .head_dim_qk = 128, .head_dim_v = 128}};
-  for (int64_t tokens = kTileQueries; tokens <= kMostTokens; tokens *= 2) {
+  for (int64_t tokens = kTileQueries; tokens <= kLongest; tokens *= 2) {
     profile.q_tokens.push_back(tokens);
     profile.kv_tokens.push_back(tokens);
   }

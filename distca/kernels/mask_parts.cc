@@ -7,9 +7,6 @@
 namespace distca::kernels {
 namespace {
 
-// Beyond any position, and far enough from the limits that sums of three of them do not overflow.
-constexpr int64_t kUnlimited = int64_t{1} << 60;
-
 /// Query i sees keys [i - left, i + right].
 struct Reach {
   int64_t left = kUnlimited;

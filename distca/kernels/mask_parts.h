@@ -12,6 +12,9 @@
 
 namespace distca::kernels {
 
+/// Beyond any position, and far enough from the limits that sums of three of them do not overflow.
+inline constexpr int64_t kUnlimited = int64_t{1} << 60;
+
 /// The keys of `keys` that the query at position `query` sees.
 Range visible_keys(const Mask& mask, int64_t query, const Range& keys);
 

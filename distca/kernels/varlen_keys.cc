@@ -1,20 +1,17 @@
 #include "distca/kernels/varlen_keys.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <optional>
 #include <tuple>
 #include <utility>
 
 #include "distca/base/error.h"
+#include "distca/kernels/mask_parts.h"
 #include "distca/kernels/row_groups.h"
 
 namespace distca::kernels {
 namespace {
-
-constexpr int64_t kUnlimited = int64_t{1} << 60;  // sums of a few of them do not overflow
-constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
 
 // --- cutting -------------------------------------------------------------------------------------
 

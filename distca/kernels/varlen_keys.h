@@ -3,12 +3,16 @@
 // express, and finding the rows in which the keys of these parts lie. Thread rule: pure functions.
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
 #include "distca/kernels/varlen_launches.h"
 
 namespace distca::kernels {
+
+/// Rows that FlashAttention counts.
+inline constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
 
 /// Consecutive queries of one task, and keys that end where the mask of the launch needs them to
 /// end. Every query sees at least one key, and every key is seen by some query.

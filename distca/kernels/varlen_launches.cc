@@ -1,7 +1,6 @@
 #include "distca/kernels/varlen_launches.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -11,8 +10,6 @@
 
 namespace distca::kernels {
 namespace {
-
-constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
 
 // --- forward -------------------------------------------------------------------------------------
 

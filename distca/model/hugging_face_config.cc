@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMost = int64_t{1} << 40;
+constexpr int64_t kMostSize = int64_t{1} << 40;
 
 /// Keys that decide the shape.
 constexpr std::array<std::string_view, 23> kRead = {"model_type",
@@ -142,7 +142,7 @@ struct Reader {
   const JsonField root{json, file, ErrorKind::kConfig};
 
   bool has(const std::string& key) const { return json.contains(key) && !json.at(key).is_null(); }
-  int64_t size(const char* key) const { return root[key].integer(1, kMost); }
+  int64_t size(const char* key) const { return root[key].integer(1, kMostSize); }
   double number_or(const char* key, double otherwise) const {
     return has(key) ? root[key].number() : otherwise;
   }
@@ -282,7 +282,7 @@ LlamaConfig Reader::model() const {
   model.initializer_range = number_or("initializer_range", 0.02);
   model.tie_word_embeddings = flag("tie_word_embeddings");
   if (has("max_position_embeddings"))
-    model.max_position_embeddings = root["max_position_embeddings"].whole(1, kMost);
+    model.max_position_embeddings = root["max_position_embeddings"].whole(1, kMostSize);
   read_windows(may_have_window, is_qwen, &model);
   read_rope(&model);
   return model;

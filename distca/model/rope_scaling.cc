@@ -18,7 +18,7 @@ constexpr std::array<std::pair<const char*, Type>, 4> kTypes = {{{"default", Typ
                                                                  {"llama3", Type::kLlama3},
                                                                  {"yarn", Type::kYarn}}};
 constexpr int64_t kMostTokens = int64_t{1} << 40;
-constexpr double kMost = 1e9;  // the largest factor or number of rotations
+constexpr double kMostFactor = 1e9;  // the largest factor or number of rotations
 
 /// Fields of yarn that others write and that transformers does not read.
 constexpr std::array<std::string_view, 3> kIgnoredByYarn = {"attn_factor", "extrapolation_factor",
@@ -57,7 +57,7 @@ Type read_type(const Json& json, const JsonField& field) {
 double positive(const JsonField& field, const char* key) {
   const double value = field[key].number();
   field[key].expect(value > 0, "above 0");
-  field[key].expect(value <= kMost, "at most 1e9");
+  field[key].expect(value <= kMostFactor, "at most 1e9");
   return value;
 }
 

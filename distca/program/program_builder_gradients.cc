@@ -15,8 +15,8 @@ constexpr size_t kMostBehindBackward = 4;
 /// Buckets that may follow one message under backward even if an even share of all would be fewer.
 constexpr int64_t kFewATurn = 4;
 
-enum TagKind { kReduce, kGather };
-constexpr int kTagKinds = 2;
+enum GradientTag { kReduce, kGather };
+constexpr int kGradientTags = 2;
 
 /// The phases of backward that add to a bucket.
 bool adds_to(const PhaseGradients& phase, const GradientBucket& bucket) {
@@ -85,7 +85,8 @@ Op ProgramBuilder::make_bucket_op(OpKind kind, int32_t bucket) const {
   op.bucket = bucket;
   if (!communicates(kind)) return op;
   op.stream = Stream::kComm;
-  op.tag = last_hand_over_tag() + 1 + static_cast<uint32_t>(buckets_[bucket].number) * kTagKinds +
+  op.tag = last_hand_over_tag() + 1 +
+           static_cast<uint32_t>(buckets_[bucket].number) * kGradientTags +
            (kind == OpKind::kGradReduce ? kReduce : kGather);
   return op;
 }

@@ -191,7 +191,8 @@ std::string start_text(const Config& config, const std::string& data, const RunG
                   peak.flops_per_s / 1e9, peak.of);
   std::string text = fmt::format("{}\n{}\n{}\n{}", wrap(model, kColumns), wrap(data, kColumns),
                                  wrap(steps, kColumns), wrap(machine, kColumns));
-  for (const std::string& line : device_lines(config, peak)) text += "\n" + wrap(line, kColumns);
+  for (const std::string& line : device_lines(config, peak))
+    text += fmt::format("\n{}", wrap(line, kColumns));
   return text;
 }
 

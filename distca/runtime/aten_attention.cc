@@ -24,7 +24,6 @@ namespace {
 
 using kernels::KeyBuffer;
 using kernels::KeyRange;
-using kernels::Mask;
 using kernels::MaskPart;
 using kernels::MaskPartKind;
 using kernels::Partial;
@@ -32,7 +31,6 @@ using kernels::QueryBuffer;
 using kernels::Rows;
 using kernels::Shape;
 using kernels::shifted;
-using kernels::Task;
 using kernels::TaskList;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -85,7 +83,7 @@ struct Call {
   at::TensorOptions options(ScalarType scalar) const {
     return at::TensorOptions(device).dtype(aten_type(scalar));
   }
-  Queries queries(const Task& task) const {
+  Queries queries(const kernels::Task& task) const {
     return {list.queries[task.query_buffer],
             task.q_row,
             {task.q_position, task.q_position + task.q_tokens}};
@@ -135,7 +133,7 @@ struct Call {
 /// Scores [group, G, queries, keys] of two ranges, scaled and capped, -infinity where the mask
 /// hides. `slope`, if wanted: of the cap, where there is one.
 at::Tensor masked_scores(const Call& call, const at::Tensor& q, const at::Tensor& k,
-                         const Mask& mask, const Range& queries, const Range& keys,
+                         const kernels::Mask& mask, const Range& queries, const Range& keys,
                          at::Tensor* slope = nullptr) {
   at::Tensor scores = at::matmul(q, k.transpose(-1, -2)).mul_(call.shape.softmax_scale);
   if (call.shape.softcap > 0) {
@@ -158,7 +156,7 @@ at::Tensor masked_scores(const Call& call, const at::Tensor& q, const at::Tensor
 
 /// Calls `body(keys)` for parts of the keys that any of the queries may see.
 template <typename Body>
-void for_key_blocks(const Mask& mask, const Range& queries, const Keys& all, Body body) {
+void for_key_blocks(const kernels::Mask& mask, const Range& queries, const Keys& all, Body body) {
   const Range seen{kernels::visible_keys(mask, queries.begin, all.positions).begin,
                    kernels::visible_keys(mask, queries.end - 1, all.positions).end};
   for (int64_t begin = seen.begin; begin < seen.end; begin += kMatmulBlock) {
@@ -182,7 +180,7 @@ struct PartResult {
 };
 
 /// Computes O and LSE of at most kMatmulBlock queries.
-PartResult matmul_block(const Call& call, const Mask& mask, const Queries& queries,
+PartResult matmul_block(const Call& call, const kernels::Mask& mask, const Queries& queries,
                         std::span<const Keys> all_keys) {
   const Shape& s = call.shape;
   const auto compute = aten_type(call.accumulator);
@@ -212,13 +210,13 @@ PartResult matmul_block(const Call& call, const Mask& mask, const Queries& queri
   return {o, call.accumulator, max.add_(sum.log_()).squeeze(-1)};
 }
 
-std::vector<Keys> keys_of(const Call& call, const Task& task) {
+std::vector<Keys> keys_of(const Call& call, const kernels::Task& task) {
   std::vector<Keys> keys;
   for (const KeyRange& range : task.keys) keys.push_back(call.keys(range));
   return keys;
 }
 
-void matmul_forward(const Call& call, ScalarType o_type, const Task& task) {
+void matmul_forward(const Call& call, ScalarType o_type, const kernels::Task& task) {
   const std::vector<Keys> keys = keys_of(call, task);
   for_query_blocks(call.queries(task), [&](const Queries& queries) {
     const PartResult result = matmul_block(call, task.mask, queries, keys);
@@ -238,7 +236,7 @@ void add_key_gradients(const Call& call, const Keys& keys, const at::Tensor& dk,
   call.of_keys(keys, &KeyBuffer::dv, call.accumulator, call.shape.head_dim_v).add_(group_sum(dv));
 }
 
-void matmul_backward(const Call& call, const Mask& mask, const Queries& all_queries,
+void matmul_backward(const Call& call, const kernels::Mask& mask, const Queries& all_queries,
                      std::span<const Keys> all_keys) {
   const Shape& s = call.shape;
   const auto compute = aten_type(call.accumulator);
@@ -305,7 +303,7 @@ void merge_part(const Call& call, const PartResult& part, int64_t tokens, const 
   }
 }
 
-void flash_forward(const Call& call, ScalarType o_type, const Task& task) {
+void flash_forward(const Call& call, ScalarType o_type, const kernels::Task& task) {
   const Queries all = call.queries(task);
   const int64_t dim = call.shape.head_dim_v;
   const std::vector<MaskPart> parts =
@@ -360,7 +358,7 @@ void flash_backward_part(const Call& call, const Queries& queries, const Rows& o
   add_key_gradients(call, keys, dk, dv);
 }
 
-void flash_backward(const Call& call, const Task& task) {
+void flash_backward(const Call& call, const kernels::Task& task) {
   const Queries all = call.queries(task);
   const kernels::RowShape rows{all.tokens(), call.shape.num_heads, call.shape.head_dim_v};
   const at::Tensor scratch =
@@ -389,7 +387,7 @@ void forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskL
              int cuda_device, bool flash) {
   kernels::check_forward(shape, type, o_type, list);
   const Call call(shape, type, list, cuda_device);
-  for (const Task& task : list.tasks) {
+  for (const kernels::Task& task : list.tasks) {
     if (task.q_tokens > 0) (flash ? flash_forward : matmul_forward)(call, o_type, task);
   }
 }
@@ -398,7 +396,7 @@ void backward(const Shape& shape, ScalarType type, const TaskList& list, int cud
               bool flash) {
   kernels::check_backward(shape, list);
   const Call call(shape, type, list, cuda_device);
-  for (const Task& task : list.tasks) {
+  for (const kernels::Task& task : list.tasks) {
     if (task.q_tokens == 0) continue;
     if (flash) {
       flash_backward(call, task);

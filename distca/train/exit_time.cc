@@ -22,7 +22,7 @@ constexpr double kForwardShare = 0.5;
 /// Seconds for what is not measured: weights that travel to rank 0, the end of the processes.
 constexpr double kGoodbye = 1;
 /// A checkpoint has each weight and AdamW's two moments of it.
-constexpr double kStateParts = 3;
+constexpr double kStatesOfWeight = 3;
 
 }  // namespace
 
@@ -55,7 +55,7 @@ ExitTime::ExitTime(const Config& config, double begin_s, bool validates, int num
       weights_s_((config.model.dtype == ScalarType::kFloat64 ? 8 : 4) *
                  static_cast<double>(config.model.num_parameters()) / kWrittenPerSecond),
       awaits_saves_(!config.checkpoint.async && config.checkpoint.every_steps > 0) {
-  save_guess_s_ = kStateParts * weights_s_ / num_workers;
+  save_guess_s_ = kStatesOfWeight * weights_s_ / num_workers;
 }
 
 bool ExitTime::is_last(double now_s, double step_s, bool evaluates, double last_save_s) {

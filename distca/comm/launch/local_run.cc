@@ -30,9 +30,9 @@
 namespace distca {
 namespace {
 
-constexpr const char* kPrefix = "distca/";  // the store's keys begin with it (rendezvous.cc)
-constexpr double kKillDelay = 2;            // seconds between SIGTERM and SIGKILL
-constexpr double kLook = 0.5;               // seconds between two looks at a rank that still saves
+constexpr const char* kKeyPrefix = "distca/";  // the store's keys begin with it (rendezvous.cc)
+constexpr double kKillDelay = 2;               // seconds between SIGTERM and SIGKILL
+constexpr double kLook = 0.5;  // seconds between two looks at a rank that still saves
 
 struct Child {
   int rank = 0;
@@ -113,7 +113,7 @@ LocalRun::~LocalRun() {
 
 Ended LocalRun::run() {
   store_.emplace(socket_);  // its threads inherit our mask: signals come to us alone
-  store_->belong_to("distca", kPrefix, options_.workers);
+  store_->belong_to("distca", kKeyPrefix, options_.workers);
   cannot_run_ = fmt::format("{}error: cannot run {}\n", kExitMessage, options_.command.at(0));
   for (const std::string& argument : options_.command) {
     argv_.push_back(const_cast<char*>(argument.c_str()));
@@ -268,7 +268,7 @@ void LocalRun::note_end(Child& child, int status) {
   const bool stopped = interrupted_ != 0 && was_stopped(status);
   if (stopped && WIFEXITED(status)) return;  // in good order
   if (!stopped) failed_.push_back(child.rank);
-  store_->post_death(kPrefix, child.rank, describe_exit(status));
+  store_->post_death(kKeyPrefix, child.rank, describe_exit(status));
   // While a stop is under way, rank 0 may be saving whatever becomes of the others.
   const double deadline = steady_seconds() + options_.grace_s;
   if (terminate_at_ == 0 || (child.rank == 0 && deadline < terminate_at_)) terminate_at_ = deadline;
@@ -309,7 +309,7 @@ void LocalRun::end_the_late() {
 
 /// Rank 0 may save for as long as it shows life: that nobody waits for.
 bool LocalRun::rank_0_is_late(double now) {
-  const std::string beat = store_->read(heartbeat_key(kPrefix, 0));
+  const std::string beat = store_->read(heartbeat_key(kKeyPrefix, 0));
   if (beat != rank_0_beat_) {
     rank_0_beat_ = beat;
     rank_0_moved_s_ = now;
@@ -333,7 +333,7 @@ RunEnd LocalRun::end() {
              .late = late_,
              .signal = interrupted_,
              .failed_first = failed_first_,
-             .diagnosis = store_->read(diagnosis_key(kPrefix)),
+             .diagnosis = store_->read(diagnosis_key(kKeyPrefix)),
              .rank_0_finished = has_finished(rank_0_beat_),
              .late_after_s = options_.timeout_s + options_.grace_s};
   for (const Child& child : children_) {

@@ -44,8 +44,6 @@ bool has_ipv6() {
   return has;
 }
 
-std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
-
 }  // namespace
 
 std::string loopback_address() { return has_ipv6() ? "::1" : "127.0.0.1"; }

@@ -19,7 +19,6 @@ namespace {
 constexpr double kRetry = 0.1;    // seconds between two looks at a store whose run is over
 constexpr double kUntilGone = 1;  // seconds a process takes to end, beyond the grace period
 
-std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
 std::string to_text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 std::string random_number() {

@@ -24,7 +24,7 @@ namespace {
 constexpr char kDone = 'd';
 constexpr double kPoll = 0.01;   // seconds between two looks at who has gone
 constexpr double kPatience = 1;  // seconds the store of the run before may take to end
-constexpr double kRetry = 0.05;
+constexpr double kRetrySeconds = 0.05;
 
 void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
@@ -36,7 +36,7 @@ ListenSocket listen_at(uint16_t port) {
     } catch (const Error&) {
       if (watch.seconds() > kPatience) throw;
     }
-    sleep(kRetry);
+    sleep(kRetrySeconds);
   }
 }
 

@@ -52,8 +52,8 @@ Piece Assignment::with_keys(int64_t document, const Range& q, const Range& kv, i
   return {.document = document, .q = q, .kv = kv, .home = home, .load = task_price_(q, kv)};
 }
 
-Rest Assignment::without(const Piece& piece, const Range& q, const Range& kv) const {
-  Rest rest;
+RestPieces Assignment::without(const Piece& piece, const Range& q, const Range& kv) const {
+  RestPieces rest;
   const auto keep = [&](const Range& rows, const Range& keys) {
     if (rows.empty() || keys.empty()) return;
     const Range seen = intersect(keys, mask_.keys(rows));

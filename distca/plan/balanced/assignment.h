@@ -30,8 +30,8 @@ struct Piece {
 };
 
 /// The rest of a piece after a part of it is taken out.
-struct Rest {
-  Rest() {}  // does not clear the pieces: clearing takes as long as finding them
+struct RestPieces {
+  RestPieces() {}  // does not clear the pieces: clearing takes as long as finding them
   union {
     Piece pieces[4];  // the first `size`: rows below, rows above, keys before, keys after
   };
@@ -80,7 +80,7 @@ class Assignment {
   Piece with_keys(int64_t document, const Range& q, const Range& kv, int32_t home) const;
   /// Returns the rest of a piece without the keys `kv` of its rows `q`. Parts without pairs are
   /// left out.
-  Rest without(const Piece& piece, const Range& q, const Range& kv) const;
+  RestPieces without(const Piece& piece, const Range& q, const Range& kv) const;
 
   /// The cost of what the server would have to fetch for one more piece.
   Toll to_add(int server, const Piece& piece) const;

@@ -82,7 +82,7 @@ TEST(Assignment, without_leaves_the_other_pairs_of_a_piece) {
     const Range kv = intersect(random_part(piece.kv, random), example.request.shape.mask.keys(q));
     if (kv.empty()) continue;
     int64_t load = state.with_keys(piece.document, q, kv, piece.home).load;
-    const Rest rest = state.without(piece, q, kv);
+    const RestPieces rest = state.without(piece, q, kv);
     for (const Piece& part : rest.span()) {
       EXPECT_GT(part.load, 0);
       EXPECT_TRUE(intersect(part.q, q).empty() || intersect(part.kv, kv).empty());

@@ -52,7 +52,7 @@ void BestFirst::give_best_first() {
 }
 
 void BestFirst::hand_over(int from, size_t index, const Piece& part, int to) {
-  const Rest rest = state_.without(state_.pieces(from)[index], part.q, part.kv);
+  const RestPieces rest = state_.without(state_.pieces(from)[index], part.q, part.kv);
   state_.shrink(from, index, rest.span());
   state_.add(to, part);
   for (const int server : {from, to}) note_load(server);

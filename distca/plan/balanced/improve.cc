@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kOrders = 4;  // orders of moves: how much larger ones are favoured (Mover::balance)
 constexpr int kTrials = 256;
-constexpr int kTries = 2;   // tries of one receiver without a change
+constexpr int kReceiverTries = 2;  // tries of one receiver without a change
 constexpr int kCrumbs = 4;  // receivers that took less load than so many crumbs are left alone
 
 class Improve {
@@ -19,7 +19,7 @@ class Improve {
 
   bool round(int number) {
     const int worst = most_expensive();
-    if (worst < 0 || tried_[worst] >= kTries) return false;
+    if (worst < 0 || tried_[worst] >= kReceiverTries) return false;
     ++tried_[worst];
     std::vector<int> targets{worst};
     const int partner = number % 2 == 1 ? partner_of(worst, number) : -1;

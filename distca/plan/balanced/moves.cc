@@ -82,7 +82,7 @@ const Mover::Offer& Mover::offer_of(const Range& q) {
   const Piece& from = state_.pieces(donor_)[index_];
   Offer offer{.part = from};
   if (q != from.q) offer.part = state_.whole_context(from.document, q, from.home);
-  const Rest rest = state_.without(from, q, offer.part.kv);
+  const RestPieces rest = state_.without(from, q, offer.part.kv);
   offer.saved = state_.to_shrink(donor_, index_, rest.span()).price;
   return offers_.emplace_back(offer);
 }

@@ -114,7 +114,7 @@ void Giving::offer(const Range& q, const Range& keys, std::optional<Move>& best)
   const Toll there = state_.to_add(receiver_, part);
   if (there.blocked || !state_.within_caps(receiver_, there.received, there.kept)) return;
   if (best && !lower(there.price - saved_, std::min(part.load, excess(donor_)), *best)) return;
-  const Rest rest = state_.without(piece_, q, kv);
+  const RestPieces rest = state_.without(piece_, q, kv);
   int64_t fall = piece_.load;  // by how much the donor's load falls
   for (const Piece& left : rest.span()) fall -= left.load;
   if (fall <= 0) return;

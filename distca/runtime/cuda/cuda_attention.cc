@@ -15,7 +15,6 @@ namespace distca {
 namespace {
 
 using kernels::Shape;
-using kernels::Task;
 using kernels::TaskList;
 using kernels::VarlenLaunch;
 
@@ -167,7 +166,7 @@ class EfficientOperator final : public VarlenOperator {
 
 /// Where a softcap is to be refused, not.
 bool all_fused(const Shape& shape, ScalarType type, const TaskList& list) {
-  return shape.softcap == 0 && std::ranges::all_of(list.tasks, [&](const Task& task) {
+  return shape.softcap == 0 && std::ranges::all_of(list.tasks, [&](const kernels::Task& task) {
            return kernels::is_fused(shape, type, task);
          });
 }
@@ -175,7 +174,7 @@ bool all_fused(const Shape& shape, ScalarType type, const TaskList& list) {
 struct Divided {
   Divided(const Shape& shape, ScalarType type, const TaskList& list)
       : fused{list.queries, list.keys}, others{list.queries, list.keys} {
-    for (const Task& task : list.tasks) {
+    for (const kernels::Task& task : list.tasks) {
       (kernels::is_fused(shape, type, task) ? fused : others).tasks.push_back(task);
     }
   }

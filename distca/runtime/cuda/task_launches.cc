@@ -14,7 +14,6 @@ namespace {
 
 using kernels::PlacedKeys;
 using kernels::QueryPiece;
-using kernels::Task;
 using kernels::TaskList;
 using kernels::VarlenLaunch;
 using kernels::VarlenPlan;
@@ -35,7 +34,7 @@ std::vector<Run> query_runs(const TaskList& list, const VarlenLaunch& launch) {
   std::vector<Run> runs;
   int64_t row = 0;
   for (const QueryPiece& piece : launch.pieces) {
-    const Task& task = list.tasks[piece.task];
+    const kernels::Task& task = list.tasks[piece.task];
     const int64_t from = task.q_row + piece.queries.begin - task.q_position;
     const int64_t tokens = piece.queries.size();
     if (!runs.empty() && runs.back().buffer == task.query_buffer &&
@@ -58,13 +57,13 @@ std::vector<Run> key_runs(const std::vector<PlacedKeys>& placed) {
 /// Tasks, or parts of them, that see no key.
 std::vector<Run> runs_without_keys(const TaskList& list, const VarlenPlan& plan) {
   std::vector<int64_t> missing;
-  for (const Task& task : list.tasks) missing.push_back(task.q_tokens);
+  for (const kernels::Task& task : list.tasks) missing.push_back(task.q_tokens);
   for (const VarlenLaunch& launch : plan.launches) {
     for (const QueryPiece& piece : launch.pieces) missing[piece.task] -= piece.queries.size();
   }
   std::vector<Run> runs;
   for (size_t i = 0; i < missing.size(); ++i) {
-    const Task& task = list.tasks[i];
+    const kernels::Task& task = list.tasks[i];
     if (missing[i] > 0) runs.push_back({task.query_buffer, task.q_row, task.q_tokens, 0});
   }
   return runs;

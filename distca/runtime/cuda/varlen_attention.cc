@@ -24,8 +24,6 @@ using kernels::Shape;
 using kernels::TaskList;
 using kernels::VarlenLaunch;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 }  // namespace
 
 class VarlenPlayer {
@@ -294,7 +292,8 @@ class VarlenPlayer {
   void fill_rows_without_keys(const Made& made, ScalarType o_type) const {
     for (const Run& run : made.without_keys) {
       queries(run, &QueryBuffer::o, o_type, shape_.head_dim_v).zero_();
-      queries(run, &QueryBuffer::lse, accumulator_, 1).fill_(-kInfinity);
+      queries(run, &QueryBuffer::lse, accumulator_, 1)
+          .fill_(-std::numeric_limits<double>::infinity());
     }
   }
 
