@@ -16,6 +16,7 @@
 #include <map>
 #include <span>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "distca/program/gradient_exchange.h"
@@ -171,6 +172,9 @@ class ProgramBuilder {
   std::vector<Use> uses_;                               // [buffer]
   std::vector<std::vector<int32_t>> free_activations_;  // [slot] buffers
   std::vector<Bucket> buckets_;
+  /// The elements that each phase of a layer adds to: a search over all phases at the end of each
+  /// would take the square of the layers.
+  std::multimap<std::pair<OpKind, int>, Range> phase_elements_;
   std::deque<Queued> queue_;
   std::deque<int32_t> in_flight_;    // buckets whose parts have not been added yet
   std::vector<int32_t> free_parts_;  // buffers

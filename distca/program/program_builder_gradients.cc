@@ -1,6 +1,7 @@
 // How the sum of gradients is spread over backward (overlap.h says by which rule).
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -18,9 +19,8 @@ constexpr int64_t kFewATurn = 4;
 enum GradientTag { kReduce, kGather };
 constexpr int kGradientTags = 2;
 
-/// The phases of backward that add to a bucket.
-bool adds_to(const PhaseGradients& phase, const GradientBucket& bucket) {
-  return !intersect(phase.elements, bucket.elements).empty();
+bool overlap(const Range& elements, const GradientBucket& bucket) {
+  return !intersect(elements, bucket.elements).empty();
 }
 
 }  // namespace
@@ -28,13 +28,15 @@ bool adds_to(const PhaseGradients& phase, const GradientBucket& bucket) {
 void ProgramBuilder::count_phases() {
   if (!trains() || request_.gradients == nullptr) return;
   program_.gradients = request_.gradients;
+  for (const PhaseGradients& phase : request_.gradients->phases)
+    phase_elements_.emplace(std::pair(phase.phase, phase.layer), phase.elements);
   const std::vector<GradientBucket>& buckets = request_.gradients->buckets;
   // Two stages give a tied bucket the same tags, though it is another one of all their buckets.
   int tied = 0, own = static_cast<int>(std::ranges::count(buckets, true, &GradientBucket::is_tied));
   for (const GradientBucket& bucket : buckets) {
-    const auto phases =
-        std::ranges::count_if(request_.gradients->phases,
-                              [&](const PhaseGradients& phase) { return adds_to(phase, bucket); });
+    const auto phases = std::ranges::count_if(
+        request_.gradients->phases,
+        [&](const PhaseGradients& phase) { return overlap(phase.elements, bucket); });
     DISTCA_CHECK(phases > 0, "no phase adds to elements {} to {} of the gradients",
                  bucket.elements.begin, bucket.elements.end);
     buckets_.push_back({.phases_left = static_cast<int>(phases) * part_.num_nano_batches,
@@ -44,10 +46,10 @@ void ProgramBuilder::count_phases() {
 
 void ProgramBuilder::phase_done(OpKind kind, int layer) {
   if (buckets_.empty()) return;
-  for (const PhaseGradients& phase : request_.gradients->phases) {
-    if (phase.phase != kind || phase.layer != layer) continue;
+  const auto [begin, end] = phase_elements_.equal_range({kind, layer});
+  for (const Range& elements : std::ranges::subrange(begin, end) | std::views::values) {
     for (size_t i = 0; i < buckets_.size(); ++i) {
-      if (!adds_to(phase, request_.gradients->buckets[i]) || --buckets_[i].phases_left > 0)
+      if (!overlap(elements, request_.gradients->buckets[i]) || --buckets_[i].phases_left > 0)
         continue;
       buckets_[i].ready = static_cast<int32_t>(program_.ops.size()) - 1;
       if (!request_.gradients->buckets[i].is_tied)
