@@ -194,7 +194,7 @@ def probe(stage):
         stage.run("driver", 30, ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem", "--format=csv"])
     elif stage.on_gpu:
         raise Missing("there is no nvidia-smi on the PATH")
-    return stage.run("versions", 120, [stage.options.python, "-c", PROBE, stage.options.device]).splitlines()[-1]
+    return stage.run("versions", 300, [stage.options.python, "-c", PROBE, stage.options.device]).splitlines()[-1]
 
 
 def built(stage, programs, keep_going=False):

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-MOST, LEAST = 100, 10  # steps; 100 stand in configs/demo.toml
+MOST, LEAST = 100, 1  # steps; 100 stand in configs/demo.toml
 MOST_S = 0.9 * 4 * 60  # a tenth is left for steps that take longer than those that were measured
 VALIDATION_EVERY = 20  # configs/demo.toml
 VALIDATION_STEPS = 2   # the validation loss takes as long as at most so many steps
