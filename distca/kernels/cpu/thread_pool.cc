@@ -1,21 +1,15 @@
 #include "distca/kernels/cpu/thread_pool.h"
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
-#include <new>
 #include <thread>
 #include <vector>
 
 #include "distca/base/error.h"
-#include "distca/base/integers.h"
 #include "distca/kernels/cpu/pause.h"
+#include "distca/kernels/cpu/scratch.h"
 
 namespace distca::kernels {
 namespace {
@@ -23,38 +17,6 @@ namespace {
 // Looks before a thread without work goes to sleep: some tens of microseconds, as long as the next
 // layer's call may take to come; waking a sleeping thread takes about as long.
 constexpr int kLooksBeforeSleep = 2000;
-constexpr size_t kHugePage = size_t{2} << 20;
-
-/// One thread's memory, on pages of its own that it touches first itself: so they lie in the memory
-/// next to its core, and no two threads write one cache line.
-class Scratch {
- public:
-  Scratch() = default;
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() { std::free(data_); }
-
-  std::byte* reserve(size_t bytes) {
-    if (bytes <= size_) return data_;
-    std::free(data_);
-    data_ = nullptr, size_ = 0;
-    // Huge pages save misses of the address cache. Less than one is rounded up to small pages.
-    const size_t alignment = bytes < kHugePage / 2 ? 4096 : kHugePage;
-    const size_t size =
-        static_cast<size_t>(round_up(static_cast<int64_t>(bytes), static_cast<int64_t>(alignment)));
-    data_ = static_cast<std::byte*>(std::aligned_alloc(alignment, size));
-    if (data_ == nullptr) throw std::bad_alloc();
-    size_ = size;
-#if defined(__linux__)
-    if (alignment == kHugePage) madvise(data_, size_, MADV_HUGEPAGE);  // a wish, no need
-#endif
-    return data_;
-  }
-
- private:
-  std::byte* data_ = nullptr;
-  size_t size_ = 0;
-};
 
 }  // namespace
 
