@@ -1,8 +1,8 @@
 #pragma once
 // Pipelines played paced: the executor, programs, processes and messages of a training step, but
 // each operation of the compute stream sleeps its price. Sleeping takes no core, so on two cores
-// four or eight ranks show what order, waits and hand-overs cost. They show nothing about kernels.
-// Rank 0 writes the lines. Thread rule: one thread a rank, all ranks alike.
+// four or eight ranks show what order, waits and p2p messages cost. They show nothing about
+// kernels. Rank 0 writes the lines. Thread rule: one thread a rank, all ranks alike.
 
 #include <string>
 #include <vector>

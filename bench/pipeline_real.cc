@@ -166,7 +166,7 @@ class RealMeasurer {
   std::vector<std::vector<StepInput>> inputs_;  // [batch][way]
 };
 
-/// Measures steps of 1F1B, in which only hand-overs run at the same time as an operation.
+/// Measures steps of 1F1B, in which only p2p messages run at the same time as an operation.
 void RealMeasurer::measure_speeds() {
   constexpr int kSteps = 5;
   const BatchLengths& batch = batches_[0];

@@ -24,7 +24,7 @@ PacedSetting setting(int stages, int micro_batches) {
 TEST(PlayedModel, a_single_micro_batch_goes_through_one_stage_after_another) {
   const PacedStep step(setting(4, 1), PipelineArm::kHomePairs);
   EXPECT_NEAR(end_of(step), 4 * step.busy_seconds(), 1e-9);
-  // Three hand-overs each way.
+  // Three p2p messages each way.
   EXPECT_NEAR(end_of(step, /*message_s=*/0.5), 4 * step.busy_seconds() + 6 * 0.5, 1e-9);
 }
 

@@ -8,7 +8,7 @@ PACED = """\
 P stages of {layers} layers each, M micro-batches of two nano-batches of {tokens:,} tokens; a process a rank, messages over Gloo. Each
 operation of the compute stream sleeps its price: linear work of a layer {linear:.0f} ms a nano-batch forward and twice that
 backward, core attention by its pairs, backward 2.5 times; embedding and loss nothing. So the figures show order, waits and
-hand-overs, and nothing of kernels. least: the sum of the ticks' closed form, max(l, (n l + A) / P) where whole work is evened
+p2p messages, and nothing of kernels. least: the sum of the ticks' closed form, max(l, (n l + A) / P) where whole work is evened
 and l + A / P where attention alone is; planned: of the ticks as they were planned; tick: the worst planned tick over its
 closed form; modelled: what the programs take if messages take no time. step: median, from a barrier to the end of the last
 rank. late: how much longer than its prices a rank slept. processor: of a core, a rank's whole processor time; exchanges: what

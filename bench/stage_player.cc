@@ -9,7 +9,7 @@
 #include "distca/base/clock.h"
 #include "distca/comm/collectives.h"
 #include "distca/plan/exchange.h"
-#include "distca/train/hand_overs.h"
+#include "distca/train/stage_p2p.h"
 
 namespace distca::bench {
 namespace {
@@ -117,7 +117,7 @@ StepInput stage_input(const PipelineParts& parts, const LlamaConfig& model, int 
   input.program =
       step_program(model, {},
                    parts.part(rank, {.types = exchange_types(model.dtype, /*wide_gradients=*/false),
-                                     .row_bytes = hand_over_bytes(model, 1)}),
+                                     .row_bytes = p2p_bytes(model, 1)}),
                    ProgramRequest::Kind::kTrain, std::move(gradients));
   return input;
 }

@@ -173,9 +173,9 @@ class Analysis:
         return self.exchanges[event.operation, event.layer, event.nano_batch]
 
     def is_bubble(self, wait):
-        """Whether a stage waits in a visit without work of its own, or for what another stage hands over."""
+        """Whether a stage waits in a visit without work of its own, or for what another stage sends."""
         return (self.num_stages > 1 and self.stages[wait.rank] >= 0 and wait.tick >= 0
-                and (wait.nano_batch < 0 or " hand_over" in wait.operation))
+                and (wait.nano_batch < 0 or " p2p" in wait.operation))
 
     def add_wait(self, step, wait, begin, end):
         """Imbalance until the last awaited rank had issued its side; from then on, bytes were on their way."""
@@ -278,11 +278,11 @@ class Report:
         if len(rows) > 1:
             rows.append(self.rank_row("mean", self.all, len(rows)))
         header = ("rank", "step", "compute", "copies", "launch", "idle", "of step", *self.sums.idle, "hidden", "sent")
-        bubble = ("  bubble     waiting while this stage has no work of its own, or for what stages hand over\n"
+        bubble = ("  bubble     waiting while this stage has no work of its own, or for what other stages send\n"
                   if self.pipelined else "")
         return (f"\nms a step{', mean of the steps' if self.num_steps > 1 else ''}\n{table(header, rows)}"
                 f"step = compute + copies + launch + idle; idle = {' + '.join(self.sums.idle)}\n"
-                "  launch     handing messages over, and the gaps between operations\n"
+                "  launch     issuing messages, and the gaps between operations\n"
                 f"{bubble}"
                 "  imbalance  waiting for a rank that had not issued its message yet\n"
                 "  exposed    waiting for messages that all ranks had issued and that were still under way\n"

@@ -396,7 +396,7 @@ TEST(CliPlanProgram, of_a_pipeline_is_of_the_ticks_that_the_plan_shows) {
         AllOf(StartsWith("Rank 5 of 6 (stage 2, layers 4 to 4), overlap ping-pong, nano-batches: "
                          "4, layers: 5; "),
               HasSubstr("valid with the programs of all ranks; at most 2 nano-batches in flight\n"),
-              HasSubstr("forward hand_over (receive) of nano-batch 0")))
+              HasSubstr("forward p2p (receive) of nano-batch 0")))
         << scheduler.name;
   }
   EXPECT_THAT(

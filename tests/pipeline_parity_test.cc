@@ -241,7 +241,7 @@ TEST(pipeline_parity, the_full_suite_has_every_triple_of_values_that_can_be) {
   }
 }
 
-TEST(pipeline_parity, at_home_only_what_is_handed_over_travels) {
+TEST(pipeline_parity, at_home_only_p2p_messages_travel) {
   PipelineRun what{.model = small_llama(2, ScalarType::kFloat64, 3),
                    .layers = {1, 1, 1},
                    .nano_batches = testing::uneven_lengths(3),

@@ -20,8 +20,8 @@
 #include "distca/program/pipeline_parts.h"
 #include "distca/program/validate/validate.h"
 #include "distca/runtime/memory_meter.h"
-#include "distca/train/hand_overs.h"
 #include "distca/train/optimizer.h"
+#include "distca/train/stage_p2p.h"
 #include "distca/train/step_tracer.h"
 
 namespace distca::parity {
@@ -44,7 +44,7 @@ class PipelineInputs {
     StepInput input;
     StagePart part =
         parts_.part(rank, {.types = exchange_types(what_.model.dtype, what_.options.wide_gradients),
-                           .row_bytes = hand_over_bytes(what_.model, 1)});
+                           .row_bytes = p2p_bytes(what_.model, 1)});
     std::shared_ptr<const GradientExchange> gradients;
     if (works) {
       const PipelineRequest& request = parts_.request();

@@ -69,8 +69,8 @@ def two_stages():
         of_tick("launch", "forward dispatch", 0, 25, 26, 0, 0, tag=7, to=[1, 2]),
         of_tick("compute", "forward core_attention", 0, 30, 40, 0, 0),
         of_tick("compute", "forward post_attention", 0, 40, 50, 0, 0),
-        of_tick("launch", "forward hand_over (send)", 0, 50, 51, 0, 0, tag=8, to=[1]),
-        of_tick("wait", "forward hand_over (receive)", 0, 42, 52, 1, 0, tag=8, **{"from": [0]}),
+        of_tick("launch", "forward p2p (send)", 0, 50, 51, 0, 0, tag=8, to=[1]),
+        of_tick("wait", "forward p2p (receive)", 0, 42, 52, 1, 0, tag=8, **{"from": [0]}),
         of_tick("compute", "forward pre_attention", 1, 52, 78, 1, 0),
         of_tick("launch", "forward dispatch", 1, 78, 79, 1, 0, tag=9, to=[0]),
         of_tick("wait", "forward dispatch", 1, 55, 80, 0, tag=9, **{"from": [1]}),
@@ -225,7 +225,7 @@ class Trace(unittest.TestCase):
                 self.assertEqual(elapsed(total), sum(
                     one["dur"] * US for one in events if (one["cat"], one["pid"]) == ("step", rank)))
 
-    def test_a_stage_without_work_of_its_own_and_what_is_handed_over_make_the_bubble(self):
+    def test_a_stage_without_work_of_its_own_and_waits_for_p2p_make_the_bubble(self):
         analysis = self.analysis(two_stages(), 3, (0, 1))
         first, second, server = (steps[0] for steps in analysis.steps)
         self.expect(first, bubble=25, imbalance=0, exposed=0, compute=54)

@@ -31,7 +31,7 @@ Program BatchPrograms::of(int rank, std::shared_ptr<const GradientExchange> grad
   if (plans_.pipeline) {
     const PipelineParts::Format format = {
         .types = exchange_types(config_.model.dtype, options.wide_gradients),
-        .row_bytes = hand_over_bytes(config_.model, 1)};
+        .row_bytes = p2p_bytes(config_.model, 1)};
     return step_program(config_.model, options, plans_.pipeline->part(rank, format), kind_,
                         std::move(gradients));
   }

@@ -45,7 +45,7 @@ class BatchPrograms {
 };
 
 /// Bytes that a rank sends to ranks of other nodes, if a node has so many neighbouring ranks: what
-/// core attention sends and what is handed over, not sums of gradients.
+/// core attention sends and what stages send each other, not sums of gradients.
 int64_t bytes_between_nodes(const Program& program, int rank, int64_t ranks_per_node);
 
 /// Returns the exchange of a rank's gradients in a training step, of at most so many buckets, or

@@ -104,14 +104,14 @@ class Walk {
       ledger_.take(part, standing.of(part));
   }
 
-  /// In the order of the executor, which lands what was handed over when it is first waited for.
+  /// In the order of the executor, which lands p2p messages when they are first waited for.
   void play_phases() {
     for (const Nano& nano : nanos_) ledger_.take(kActivations, nano.tokens * kIdBytes);
     for (const Op& op : program_.ops) {
       for (const int32_t dep : op.wait_for) land(dep);
       // Gradients are added up and weights updated where they are.
       if (is_of_weights(op.kind)) continue;
-      if (op.stream == Stream::kComm && op.kind != OpKind::kHandOver) continue;
+      if (op.stream == Stream::kComm && op.kind != OpKind::kP2p) continue;
       ledger_.begin(describe(op));
       if (op.kind == OpKind::kCoreAttention) {
         core_attention(op);
@@ -146,7 +146,7 @@ class Walk {
         return forward ? post_attention(nano) : post_attention_backward(nano);
       case OpKind::kLoss:
         return forward ? loss(nano) : void();
-      case OpKind::kHandOver:
+      case OpKind::kP2p:
         if (op.is_receive) return;  // until it is landed
         return forward ? take_output(nano) : take_gradient(nano);
       default:
@@ -156,7 +156,7 @@ class Walk {
 
   void land(int32_t index) {
     const Op& op = program_.ops[index];
-    if (op.kind != OpKind::kHandOver || !op.is_receive || landed_[index]) return;
+    if (op.kind != OpKind::kP2p || !op.is_receive || landed_[index]) return;
     landed_[index] = true;
     ledger_.begin(describe(op));
     const Nano& nano = nanos_[op.nano_batch];
@@ -425,7 +425,7 @@ class Walk {
   const double chunk_rows_;
   const double loss_rows_;
   std::vector<Nano> nanos_;
-  std::vector<bool> landed_;  // [operation] of what is handed over
+  std::vector<bool> landed_;  // [operation] of p2p
   Ledger ledger_;
   double uncollected_ = 0;  // bytes of gradients that collect_gradients() will add
 };

@@ -155,7 +155,7 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, Stage
                         .stage = std::move(part)});
 }
 
-int64_t hand_over_bytes(const LlamaConfig& model, int64_t tokens) {
+int64_t p2p_bytes(const LlamaConfig& model, int64_t tokens) {
   return tokens * model.hidden_size * element_bytes(model.dtype);
 }
 

@@ -80,14 +80,14 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, bool 
                      ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches,
                      std::shared_ptr<const GradientExchange> gradients = nullptr);
 
-/// The program of one rank of a pipeline; what is handed over is part of `part`
-/// (hand_over_bytes).
+/// The program of one rank of a pipeline; its p2p messages are part of `part`
+/// (p2p_bytes).
 Program step_program(const LlamaConfig& model, const StepOptions& options, StagePart part,
                      ProgramRequest::Kind kind,
                      std::shared_ptr<const GradientExchange> gradients = nullptr);
 
-/// The bytes of so many tokens' rows that a stage hands over, for hand_over_messages
+/// The bytes of so many tokens' rows that a stage sends to another, for p2p_messages
 /// (program/pipeline_order.h).
-int64_t hand_over_bytes(const LlamaConfig& model, int64_t tokens);
+int64_t p2p_bytes(const LlamaConfig& model, int64_t tokens);
 
 }  // namespace distca

@@ -12,7 +12,7 @@
 // kept until backward have one buffer for each layer and slot. Accumulators are packed as soon as
 // core attention has filled them, so one buffer serves all slots.
 //
-// What is handed over between stages of a pipeline (visit.h) is sent as soon as it is computed, and
+// What is sent between stages of a pipeline (visit.h) is sent as soon as it is computed, and
 // received as soon as it is sent, often a visit before it is needed. So a slot has as many buffers
 // for it as are in use at a time.
 //

@@ -42,11 +42,11 @@ int source(const Work& work, int stage, int stages) {
   return from < stages ? from : -1;
 }
 
-/// Returns the hand-overs that a stage sends and receives of what these stages have just ended, in
-/// the order of all ranks.
-std::vector<HandOver> hand_overs_of(const Works& ended, int stage) {
+/// Returns what a stage sends and receives, point-to-point, of what these stages have just ended,
+/// in the order of all ranks.
+std::vector<P2pOp> p2p_ops_of(const Works& ended, int stage) {
   const int stages = static_cast<int>(ended.size());
-  std::vector<HandOver> result;
+  std::vector<P2pOp> result;
   const auto add = [&](int from, int to, Pass pass) {
     const Work& work = ended[from];
     if (work.nano_batch < 0 || work.pass != pass || (from != stage && to != stage)) return;
@@ -129,7 +129,7 @@ class PooledOrder {
       is_beside = true;
     }
     for (int stage = 0; stage < stages_; ++stage)
-      order_.visits[stage][slot].back().hand_overs = hand_overs_of(ended, stage);
+      order_.visits[stage][slot].back().p2p_ops = p2p_ops_of(ended, stage);
   }
 
   Range layers_of(int stage, Pass pass, const Range& steps) const {
@@ -190,7 +190,7 @@ PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>&
                   .exchange = nano_batch,
                   .redispatched = pass == Pass::kBackward};
       if (nano_batch >= 0) visit.layers = shape.layers[stage];
-      visit.hand_overs = hand_overs_of(works, stage);
+      visit.p2p_ops = p2p_ops_of(works, stage);
       order.visits[stage][0].push_back(std::move(visit));
     }
   }
@@ -239,8 +239,8 @@ StagePart stage_part(const PipelineShape& shape, const PipelineOrder& order, int
   return part;
 }
 
-HandOverMessages hand_over_messages(const Stage& stage, int rank, int replicas, int64_t bytes) {
-  HandOverMessages messages;
+P2pMessages p2p_messages(const Stage& stage, int rank, int replicas, int64_t bytes) {
+  P2pMessages messages;
   if (!stage.is_first()) messages.with_previous.add(rank - replicas, bytes);
   if (!stage.is_last()) messages.with_next.add(rank + replicas, bytes);
   return messages;

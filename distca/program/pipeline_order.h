@@ -12,7 +12,7 @@
 // exchange for the layer steps that all its working stages have, and further ones for those that
 // only the stages with more layers have; the others serve there alone.
 //
-// Order of what is handed over. At the end of a tick first all that goes between stages 0 and 1, 2
+// Order of p2p operations. At the end of a tick first all that goes between stages 0 and 1, 2
 // and 3, ..., then between stages 1 and 2, 3 and 4, ... So where communications end only in the
 // order in which they were started (NCCL), a stage waits for its neighbours, and not for all
 // stages.
@@ -74,13 +74,13 @@ PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>&
 std::vector<Tick> one_forward_one_backward_ticks(int stages, int micro_batches);
 
 /// The part of a rank of this stage, or, with stage = number of stages, of a rank that only serves.
-/// `exchanges`: the rank's own, in the order of order.exchanges. What is handed over is left to the
-/// caller to add (StagePart::hand_overs).
+/// `exchanges`: the rank's own, in the order of order.exchanges. P2p messages are left to the
+/// caller to add (StagePart::p2p_messages).
 StagePart stage_part(const PipelineShape& shape, const PipelineOrder& order, int stage,
                      const std::vector<std::shared_ptr<const AttentionExchange>>& exchanges);
 
-/// The hand-over messages of one nano-batch on this rank, where rank = stage * replicas + replica.
+/// The p2p messages of one nano-batch on this rank, where rank = stage * replicas + replica.
 /// All its rows at home, which take `bytes`, go to the same replica of the next stage.
-HandOverMessages hand_over_messages(const Stage& stage, int rank, int replicas, int64_t bytes);
+P2pMessages p2p_messages(const Stage& stage, int rank, int replicas, int64_t bytes);
 
 }  // namespace distca

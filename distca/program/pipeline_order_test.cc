@@ -99,7 +99,7 @@ TEST(PipelineOrder, layer_steps_that_not_all_stages_have_are_exchanges_of_their_
   EXPECT_EQ(backward->nano_batch, -1) << "of the second stage alone was the first one";
 }
 
-TEST(PipelineOrder, neighbours_hand_over_in_the_same_order) {
+TEST(PipelineOrder, neighbours_send_and_receive_in_the_same_order) {
   for (const bool aligned : {true, false}) {
     const int stages = 5;
     const PipelineShape shape{.layers = {{0, 1}, {1, 3}, {3, 4}, {4, 6}, {6, 7}},
@@ -114,7 +114,7 @@ TEST(PipelineOrder, neighbours_hand_over_in_the_same_order) {
           std::vector<std::vector<std::pair<Pass, int>>> result;
           for (const Visit& visit : order.visits[from][slot]) {
             result.emplace_back();
-            for (const HandOver& what : visit.hand_overs) {
+            for (const P2pOp& what : visit.p2p_ops) {
               const bool with_next = (what.pass == Pass::kForward) != what.is_receive;
               if (with_next == next) result.back().emplace_back(what.pass, what.nano_batch);
             }
@@ -151,13 +151,12 @@ TEST(PipelineOrder, attention_at_home_has_one_slot) {
 }
 
 TEST(PipelineOrder, rows_go_to_the_same_replica_of_the_next_stage) {
-  const HandOverMessages messages =
-      hand_over_messages({.index = 1, .count = 3, .layers = {2, 4}}, 4, 3, 640);
+  const P2pMessages messages = p2p_messages({.index = 1, .count = 3, .layers = {2, 4}}, 4, 3, 640);
   EXPECT_EQ(messages.with_previous.messages[0].peer, 1);
   EXPECT_EQ(messages.with_next.messages[0].peer, 7);
   EXPECT_EQ(messages.with_next.bytes, 640);
-  EXPECT_TRUE(hand_over_messages({.index = 2, .count = 3}, 7, 3, 640).with_next.empty());
-  EXPECT_TRUE(hand_over_messages({.index = 1, .count = 3}, 4, 3, 0).with_next.empty());
+  EXPECT_TRUE(p2p_messages({.index = 2, .count = 3}, 7, 3, 640).with_next.empty());
+  EXPECT_TRUE(p2p_messages({.index = 1, .count = 3}, 4, 3, 0).with_next.empty());
 }
 
 }  // namespace

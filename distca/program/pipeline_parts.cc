@@ -137,8 +137,8 @@ StagePart PipelineParts::part(int rank, const Format& format) const {
   if (stage == grid().stages) return made;
   for (const Layout& home : request_.request.homes) {
     const int64_t tokens = home.num_tokens(grid().replica(rank));
-    made.hand_overs.push_back(
-        hand_over_messages(made.stage, rank, grid().replicas, tokens * format.row_bytes));
+    made.p2p_messages.push_back(
+        p2p_messages(made.stage, rank, grid().replicas, tokens * format.row_bytes));
   }
   return made;
 }

@@ -64,9 +64,9 @@ class PipelineParts {
   /// The number types and row sizes of a rank's messages.
   struct Format {
     ExchangeTypes types;
-    int64_t row_bytes = 0;  // bytes of a token that is handed over
+    int64_t row_bytes = 0;  // bytes of a token that goes to another stage
   };
-  /// Returns a rank's part of the step: its visits, exchanges and hand-overs.
+  /// Returns a rank's part of the step: its visits, exchanges and p2p messages.
   StagePart part(int rank, const Format& format) const;
 
  private:

@@ -252,25 +252,25 @@ TEST(Pipeline, a_stage_without_a_micro_batch_serves_attention_alone) {
   EXPECT_EQ(
       order_of(programs[0]),
       "embed a, pre_attention 0a, dispatch 0a, core_attention 0a, combine 0a, post_attention 0a, "
-      "hand_over> a, "
+      "p2p> a, "
       "embed b, pre_attention 0b, dispatch 0b, core_attention 0b, combine 0b, post_attention 0b, "
-      "hand_over> b, "
-      "redispatch', dispatch', core_attention', combine', hand_over< a', "
+      "p2p> b, "
+      "redispatch', dispatch', core_attention', combine', p2p< a', "
       "dispatch, core_attention, combine, "
       "post_attention 0a', redispatch 0a', dispatch 0a', core_attention 0a', combine 0a', "
-      "pre_attention 0a', embed a', hand_over< b', "
+      "pre_attention 0a', embed a', p2p< b', "
       "post_attention 0b', redispatch 0b', dispatch 0b', core_attention 0b', combine 0b', "
       "pre_attention 0b', embed b', grad_norm, optimizer");
   EXPECT_EQ(
       order_of(programs[1]),
-      "dispatch, core_attention, combine, hand_over< a, "
+      "dispatch, core_attention, combine, p2p< a, "
       "pre_attention 1a, dispatch 1a, core_attention 1a, combine 1a, post_attention 1a, loss a, "
-      "hand_over< b, "
+      "p2p< b, "
       "loss a', post_attention 1a', redispatch 1a', dispatch 1a', core_attention 1a', combine 1a', "
-      "pre_attention 1a', hand_over> a', "
+      "pre_attention 1a', p2p> a', "
       "pre_attention 1b, dispatch 1b, core_attention 1b, combine 1b, post_attention 1b, loss b, "
       "loss b', post_attention 1b', redispatch 1b', dispatch 1b', core_attention 1b', combine 1b', "
-      "pre_attention 1b', hand_over> b', "
+      "pre_attention 1b', p2p> b', "
       "redispatch', dispatch', core_attention', combine', grad_norm, optimizer");
 }
 
@@ -280,7 +280,7 @@ TEST(Pipeline, a_dedicated_server_serves_every_tick) {
   const std::string forward = "dispatch, core_attention, combine",
                     backward = "redispatch', dispatch', core_attention', combine'";
   EXPECT_EQ(order_of(programs[2]), fmt::format("{0}, {0}, {1}, {0}, {1}, {1}", forward, backward));
-  EXPECT_TRUE(programs[2].hand_overs.empty());
+  EXPECT_TRUE(programs[2].p2p_messages.empty());
 }
 
 TEST(Pipeline, a_stage_with_fewer_layers_serves_the_layer_steps_that_it_does_not_have) {
@@ -288,11 +288,10 @@ TEST(Pipeline, a_stage_with_fewer_layers_serves_the_layer_steps_that_it_does_not
       {.layers = {1, 2}, .lengths = uneven_lengths(2), .overlap = Overlap::kNone});
   // In the second tick: one layer step with a layer of both stages, one of the second stage's.
   EXPECT_THAT(order_of(programs[0]),
-              HasSubstr("post_attention 0b, hand_over> b, dispatch, core_attention, combine, "));
-  EXPECT_THAT(
-      order_of(programs[1]),
-      HasSubstr("hand_over< a, pre_attention 1a, dispatch 1a, core_attention 1a, combine 1a, "
-                "post_attention 1a, hand_over< b, pre_attention 2a, dispatch 2a, "));
+              HasSubstr("post_attention 0b, p2p> b, dispatch, core_attention, combine, "));
+  EXPECT_THAT(order_of(programs[1]),
+              HasSubstr("p2p< a, pre_attention 1a, dispatch 1a, core_attention 1a, combine 1a, "
+                        "post_attention 1a, p2p< b, pre_attention 2a, dispatch 2a, "));
 }
 
 TEST(Pipeline, stages_of_a_mixed_tick_play_both_passes_beside_each_other) {
@@ -322,13 +321,13 @@ TEST(Pipeline, attention_at_home_is_1f1b) {
   EXPECT_EQ(phases(programs[0]), "a b c a' d b' c' d' ");
   EXPECT_EQ(phases(programs[1]), "a b a' c b' d c' d' ");
   EXPECT_EQ(phases(programs[2]), "a a' b b' c c' d d' ");
-  int64_t sent = 0, handed = 0;
+  int64_t sent = 0, p2p = 0;
   for (const Program& program : programs) {
     for (const Op& op : program.ops)
-      (op.kind == OpKind::kHandOver ? handed : sent) += program.sends(op).bytes;
+      (op.kind == OpKind::kP2p ? p2p : sent) += program.sends(op).bytes;
   }
   EXPECT_EQ(sent, 0);
-  EXPECT_GT(handed, 0);
+  EXPECT_GT(p2p, 0);
 }
 
 /// Returns the compute operations between the start of a communication and the first operation that
@@ -342,14 +341,14 @@ std::vector<Op> computed_under(const Program& program, int32_t i) {
   return ops;
 }
 
-TEST(Pipeline, what_is_handed_over_travels_under_compute_of_the_other_slot) {
+TEST(Pipeline, p2p_messages_travel_under_compute_of_the_other_slot) {
   const std::vector<Program> programs =
       pipeline_programs({.layers = {2, 2, 2, 2}, .lengths = uneven_lengths(10), .replicas = 1});
   int under_a_visit = 0, under_a_phase = 0;
   for (const Program& program : programs) {
     for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
       const Op& op = program.ops[i];
-      if (op.kind != OpKind::kHandOver || !op.is_receive) continue;
+      if (op.kind != OpKind::kP2p || !op.is_receive) continue;
       const std::vector<Op> ops = computed_under(program, i);
       const auto attends = std::ranges::count(ops, OpKind::kCoreAttention, &Op::kind);
       const bool under_other = std::ranges::any_of(ops, [&](const Op& other) {
@@ -385,11 +384,11 @@ TEST(PipelineFaults, a_rank_that_does_not_serve_a_tick_is_found) {
               Contains(AllOf(HasSubstr("rank 0:"), HasSubstr("which has no such tag"))));
 }
 
-TEST(PipelineFaults, another_order_of_what_is_handed_over_is_found) {
+TEST(PipelineFaults, another_order_of_p2p_is_found) {
   std::vector<Program> programs = pipeline_programs({.lengths = uneven_lengths(4)});
   Program& program = programs[1];
   const auto found = std::ranges::find_if(program.ops, [](const Op& op) {
-    return op.kind == OpKind::kHandOver && op.is_receive && op.nano_batch == 2;
+    return op.kind == OpKind::kP2p && op.is_receive && op.nano_batch == 2;
   });
   ASSERT_NE(found, program.ops.end());
   // Behind the next dispatch, which does not depend on it.
@@ -423,9 +422,9 @@ TEST(PipelineFaults, stages_that_leave_out_a_layer_or_play_it_twice_are_found) {
 
 TEST(PipelineFaults, other_bytes_to_the_next_stage_are_found) {
   std::vector<Program> programs = pipeline_programs({.lengths = uneven_lengths(2)});
-  programs[1].hand_overs[0].with_previous.messages[0].bytes -= 4;
-  programs[1].hand_overs[0].with_previous.bytes -= 4;
-  EXPECT_THAT(validate(programs), Contains(AllOf(HasSubstr("hand_over (send) of nano-batch 0"),
+  programs[1].p2p_messages[0].with_previous.messages[0].bytes -= 4;
+  programs[1].p2p_messages[0].with_previous.bytes -= 4;
+  EXPECT_THAT(validate(programs), Contains(AllOf(HasSubstr("p2p (send) of nano-batch 0"),
                                                  HasSubstr("which receives"))));
 }
 

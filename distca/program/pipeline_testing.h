@@ -200,7 +200,7 @@ class PipelineStep {
     if (works) {
       for (const Layout& home : homes_) {
         const int64_t bytes = home.num_tokens(rank % style_.replicas) * 64 * 2;
-        part.hand_overs.push_back(hand_over_messages(part.stage, rank, style_.replicas, bytes));
+        part.p2p_messages.push_back(p2p_messages(part.stage, rank, style_.replicas, bytes));
       }
       if (style_.gradients.bucket_elements > 0 && style_.kind == ProgramRequest::Kind::kTrain)
         request.gradients = std::make_shared<const GradientExchange>(

@@ -65,7 +65,7 @@ constexpr std::array<KindRow, kNumOpKinds> kKinds = {{
     {"combine", false},
     {"post_attention", false},
     {"loss", false},
-    {"hand_over", false},
+    {"p2p", false},
     {"grad_reduce", true},
     {"grad_add", true},
     {"grad_gather", true},
@@ -91,9 +91,9 @@ const MessageList& messages(const Program& program, const Op& op, bool sent) {
     if (op.kind == OpKind::kGradReduce) return sent ? bucket.reduce_sends : bucket.reduce_receives;
     return sent ? bucket.gather_sends : bucket.gather_receives;
   }
-  if (op.kind == OpKind::kHandOver) {
+  if (op.kind == OpKind::kP2p) {
     if (op.is_receive == sent || op.nano_batch < 0) return none;
-    const HandOverMessages& all = program.hand_overs[op.nano_batch];
+    const P2pMessages& all = program.p2p_messages[op.nano_batch];
     return (op.pass == Pass::kForward) == sent ? all.with_next : all.with_previous;
   }
   if (op.exchange < 0) return none;
@@ -115,7 +115,7 @@ bool communicates(OpKind kind) {
     case OpKind::kDispatch:
     case OpKind::kRedispatch:
     case OpKind::kCombine:
-    case OpKind::kHandOver:
+    case OpKind::kP2p:
     case OpKind::kGradReduce:
     case OpKind::kGradGather:
     case OpKind::kWeightGather:
@@ -147,7 +147,7 @@ const MessageList& Program::receives(const Op& op) const {
 std::string describe(const Op& op) {
   std::string name = op_name(op.kind);
   if (op.tasks != TaskSet::kAll) name += fmt::format(" ({})", task_set_name(op.tasks));
-  if (op.kind == OpKind::kHandOver) name += op.is_receive ? " (receive)" : " (send)";
+  if (op.kind == OpKind::kP2p) name += op.is_receive ? " (receive)" : " (send)";
   if (op.nano_batch >= 0) {
     name += fmt::format(" of nano-batch {}", op.nano_batch);
     if (op.layer >= 0) name = fmt::format("layer {} {}", op.layer, name);

@@ -10,7 +10,7 @@
 //
 // Words. An exchange (plan/attention_exchange.h) is what a rank sends, receives and computes under
 // one plan. A communication is one operation on the stream kComm: the kDispatch, kRedispatch or
-// kCombine of one layer of an exchange, the kHandOver of a nano-batch from a stage of a pipeline to
+// kCombine of one layer of an exchange, the kP2p of a nano-batch from a stage of a pipeline to
 // the next (program/visit.h), or the kGradReduce, kGradGather or kWeightGather of a bucket of
 // gradients (program/gradient_exchange.h).
 //
@@ -19,7 +19,7 @@
 // `wait_sends` have left. Then what travels is packed into its buffer `out`, all its messages are
 // issued, and only then the next operation of the list begins. The communication is finished just
 // before the first operation that names it in `wait_for`: all that it receives has landed in `in`,
-// and what came home (kCombine) or was handed over (kHandOver) is put in its place. An operation
+// and what came home (kCombine) or came from another stage (kP2p) is put in its place. An operation
 // that names it in `wait_sends` also waits until its sends have left, so that `out` may be written
 // again. Communications under way have no order among each other, except that in which they were
 // started.
@@ -44,7 +44,7 @@ enum class OpKind : uint8_t {
   kCombine,        // O, LSE come home; backward: dQ, dK, dV
   kPostAttention,  // output projection, residual, norm, MLP
   kLoss,           // final norm, head, loss; forward does the work of backward, too
-  kHandOver,      // a nano-batch's activations go to the next stage; backward: their gradients back
+  kP2p,           // a nano-batch's activations go to the next stage; backward: their gradients back
   kGradReduce,    // a bucket's gradients go to the ranks that add them up
   kGradAdd,       // this rank adds up its slice of a bucket, in rank order
   kGradGather,    // a bucket's sums go to all other ranks
@@ -77,7 +77,7 @@ struct Op {
   int32_t exchange = -1;
   int layer_step = -1;
   int32_t bucket = -1;              // index of its bucket of gradients; -1 means none
-  bool is_receive = false;          // true if a hand-over receives; otherwise it sends
+  bool is_receive = false;          // true if a kP2p receives; otherwise it sends
   std::vector<int32_t> wait_for;    // earlier operations that must be over before this one begins
   std::vector<int32_t> wait_sends;  // earlier communications whose sends must have left
   // The tag of all messages of a communication, the same on both sides. No other operation of the
@@ -118,7 +118,7 @@ enum class BufferRole : uint8_t {
   kGradientOut,  // dQ, dK, dV that will be returned
   kGradientIn,   // dQ, dK, dV that have come home
   kGradParts,    // other ranks' gradients of the slice of a bucket that this rank adds up
-  // Activations, or their gradients, that a hand-over sends, and those that it has received.
+  // Activations, or their gradients, that a kP2p sends, and those that one has received.
   kActivationOut,
   kActivationIn,
 };
@@ -142,10 +142,11 @@ struct Stage {
   bool operator==(const Stage&) const = default;
 };
 
-/// The messages of a nano-batch's hand-overs, in bytes. They carry its rows at home, to and from
-/// the ranks that have them on the stages before and behind. Forward sends to the next stage what
-/// it receives from the previous one; backward's gradients of the same rows go the other way.
-struct HandOverMessages {
+/// The messages of a nano-batch between stages, point-to-point, in bytes. They carry its rows at
+/// home, to and from the ranks that have them on the stages before and behind. Forward sends to the
+/// next stage what it receives from the previous one; backward's gradients of the same rows go the
+/// other way.
+struct P2pMessages {
   MessageList with_previous, with_next;
 };
 
@@ -161,7 +162,7 @@ struct Program {
   Stage stage;               // whose phases this rank plays
   int num_nano_batches = 0;  // number of the step's nano-batches
   // [nano-batch] Empty without a pipeline, and on a dedicated server.
-  std::vector<HandOverMessages> hand_overs;
+  std::vector<P2pMessages> p2p_messages;
   // This rank's part of the sums of gradients; null where the program has no bucket.
   std::shared_ptr<const GradientExchange> gradients;
 

@@ -100,9 +100,9 @@ ProgramBuilder::ProgramBuilder(const ProgramRequest& request, int slots, Waiting
   DISTCA_CHECK(part_.slots.size() <= static_cast<size_t>(slots) && !part_.slots.empty(),
                "visits of {} slots, {} are played in turn", part_.slots.size(), slots);
   DISTCA_CHECK(part_.stage.count == 1 || part_.stage.layers.empty() ||
-                   part_.hand_overs.size() == static_cast<size_t>(part_.num_nano_batches),
-               "{} nano-batches, of which {} are handed over", part_.num_nano_batches,
-               part_.hand_overs.size());
+                   part_.p2p_messages.size() == static_cast<size_t>(part_.num_nano_batches),
+               "{} nano-batches, of which {} have p2p messages", part_.num_nano_batches,
+               part_.p2p_messages.size());
   if (request.stage) slots_ = static_cast<int>(part_.slots.size());
   part_.slots.resize(slots);
   free_activations_.resize(slots);
@@ -112,9 +112,9 @@ ProgramBuilder::ProgramBuilder(const ProgramRequest& request, int slots, Waiting
   }
   program_.stage = part_.stage;
   program_.num_nano_batches = part_.num_nano_batches;
-  program_.hand_overs = part_.hand_overs;
+  program_.p2p_messages = part_.p2p_messages;
   const size_t buckets = request.gradients ? request.gradients->buckets.size() : 0;
-  DISTCA_CHECK_LT(last_hand_over_tag() + 2 * static_cast<int64_t>(buckets), kTagEnd);
+  DISTCA_CHECK_LT(last_p2p_tag() + 2 * static_cast<int64_t>(buckets), kTagEnd);
   count_phases();
 }
 
@@ -197,14 +197,14 @@ Op ProgramBuilder::make_of_exchange(OpKind kind, const Visit& visit, int step) c
   return op;
 }
 
-/// The first is 1. Those of hand-overs follow, then those of gradients.
+/// The first is 1. Those of p2p follow, then those of gradients.
 uint32_t ProgramBuilder::last_attention_tag() const {
   const int64_t steps =
       exchanges_.empty() ? 0 : exchanges_.back().first_step + part_.exchanges.back().layer_steps;
   return static_cast<uint32_t>(steps * kTagKinds);
 }
 /// Each nano-batch goes once in each pass from a stage to its neighbour.
-uint32_t ProgramBuilder::last_hand_over_tag() const {
+uint32_t ProgramBuilder::last_p2p_tag() const {
   return last_attention_tag() +
          2 * static_cast<uint32_t>(part_.num_nano_batches * (part_.stage.count - 1));
 }

@@ -59,7 +59,7 @@ class ProgramBuilder {
 
   /// embed, or the loss of backward, where a stage begins with them.
   void begin_visit(const Visit& visit);
-  /// The loss, or the embed of backward, where a stage ends with them; then what is handed over.
+  /// The loss, or the embed of backward, where a stage ends with them; then the p2p operations.
   void end_visit(const Visit& visit);
   /// pre_attention of the layer, in backward post_attention.
   void start_layer(const Visit& visit, int turn);
@@ -74,7 +74,7 @@ class ProgramBuilder {
   void combine(const Visit& visit, int step);
   void post_attention(const Visit& visit, int step);
   void loss(const Visit& visit);
-  void hand_over(const Visit& visit, const HandOver& what);  // at the end of the visit
+  void p2p(const Visit& visit, const P2pOp& what);  // at the end of the visit
   /// Sums what has not been summed yet of the gradients, and updates the weights.
   void update();
 
@@ -87,7 +87,7 @@ class ProgramBuilder {
     int slot = 0;
     int32_t last = -1;                           // from which the next phase goes on
     std::vector<int32_t> forward_pre_attention;  // [layer of the stage]
-    int32_t received = -1;                       // the buffer of what was handed over to it
+    int32_t received = -1;                       // the buffer of what another stage sent
   };
   struct Exchange {
     const AttentionExchange* part = nullptr;
@@ -135,7 +135,7 @@ class ProgramBuilder {
   Op make_phase(OpKind kind, const Visit& visit, int step) const;
   Op make_of_exchange(OpKind kind, const Visit& visit, int step) const;
   uint32_t last_attention_tag() const;
-  uint32_t last_hand_over_tag() const;
+  uint32_t last_p2p_tag() const;
   Op make_communication(OpKind kind, const Visit& visit, int step) const;
   int32_t new_buffer(BufferRole role);
   int32_t buffer(BufferRole role, int layer, const Exchange& exchange, const MessageList& messages);

@@ -87,8 +87,7 @@ Op ProgramBuilder::make_bucket_op(OpKind kind, int32_t bucket) const {
   op.bucket = bucket;
   if (!communicates(kind)) return op;
   op.stream = Stream::kComm;
-  op.tag = last_hand_over_tag() + 1 +
-           static_cast<uint32_t>(buckets_[bucket].number) * kGradientTags +
+  op.tag = last_p2p_tag() + 1 + static_cast<uint32_t>(buckets_[bucket].number) * kGradientTags +
            (kind == OpKind::kGradReduce ? kReduce : kGather);
   return op;
 }

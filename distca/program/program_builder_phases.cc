@@ -23,7 +23,7 @@ void ProgramBuilder::end_visit(const Visit& visit) {
   } else if (part_.stage.is_first() && visit.layers.begin == layers.begin) {
     embed(visit);
   }
-  for (const HandOver& what : visit.hand_overs) hand_over(visit, what);
+  for (const P2pOp& what : visit.p2p_ops) p2p(visit, what);
 }
 
 void ProgramBuilder::start_layer(const Visit& visit, int turn) {
@@ -108,9 +108,9 @@ void ProgramBuilder::loss(const Visit& visit) {
   append_phase(std::move(op), visit);
 }
 
-void ProgramBuilder::hand_over(const Visit& visit, const HandOver& what) {
+void ProgramBuilder::p2p(const Visit& visit, const P2pOp& what) {
   Nano& nano = nanos_[what.nano_batch];
-  Op op = make_op(OpKind::kHandOver, what.pass, -1, what.nano_batch);
+  Op op = make_op(OpKind::kP2p, what.pass, -1, what.nano_batch);
   op.tick = visit.tick;
   op.stream = Stream::kComm;
   op.is_receive = what.is_receive;

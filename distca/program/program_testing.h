@@ -164,12 +164,12 @@ inline AttentionExchange& own_exchange(Program& program, const Op& op) {
 }
 
 /// "pre_attention 0a", of layer 0 and nano-batch a; "'" for backward; "core_attention(away) 1b'";
-/// "hand_over> a" to another stage, "hand_over< a" from it.
+/// "p2p> a" to another stage, "p2p< a" from it.
 inline std::string short_name(const Op& op) {
   std::string name = op_name(op.kind);
   if (op.bucket >= 0) return name + " " + std::to_string(op.bucket);
   if (op.tasks != TaskSet::kAll) name += std::string("(") + task_set_name(op.tasks) + ")";
-  if (op.kind == OpKind::kHandOver) name += op.is_receive ? "<" : ">";
+  if (op.kind == OpKind::kP2p) name += op.is_receive ? "<" : ">";
   if (op.nano_batch < 0) return op.pass == Pass::kBackward && op.exchange >= 0 ? name + "'" : name;
   name += " ";
   if (op.layer >= 0) name += std::to_string(op.layer);

@@ -21,11 +21,11 @@
 namespace distca {
 
 /// A nano-batch's activations go to the next stage, or their gradients to the previous one.
-struct HandOver {
+struct P2pOp {
   Pass pass = Pass::kForward;
   int nano_batch = 0;
   bool is_receive = false;  // this rank receives; else it sends
-  bool operator==(const HandOver&) const = default;
+  bool operator==(const P2pOp&) const = default;
 };
 
 struct Visit {
@@ -33,7 +33,7 @@ struct Visit {
   int tick = -1;  // index in the step. Without a pipeline, it is -1.
   /// The nano-batch of the step whose phases this rank plays. -1 means that it only serves.
   int nano_batch = -1;
-  /// The exchange of the step. -1 means that this rank does nothing but `hand_overs`.
+  /// The exchange of the step. -1 means that this rank does nothing but `p2p_ops`.
   int exchange = -1;
   bool redispatched = false;  // in backward, Q, K, V are sent again; else servers have kept them
   /// The layers of the model that go through the exchange for the rank's own nano-batch, in
@@ -47,11 +47,11 @@ struct Visit {
   /// then the other pass of the same tick, where some stages play forward and some backward. Both
   /// have as many layer steps.
   bool is_beside = false;
-  /// Some rank begins with what was handed over just before. So all ranks first hand over in both
-  /// slots, and one slot's messages travel under the other's compute.
+  /// Some rank begins with what another stage sent just before. So all ranks first send and receive
+  /// in both slots, and one slot's messages travel under the other's compute.
   bool starts_late = false;
   /// At the end of the visit, in this order, which agrees with that of all other ranks.
-  std::vector<HandOver> hand_overs;
+  std::vector<P2pOp> p2p_ops;
   bool operator==(const Visit&) const = default;
 };
 
@@ -68,7 +68,7 @@ struct StagePart {
   std::vector<StageExchange> exchanges;  // all exchanges of the step, the same ones on all ranks
   /// [slot] At most as many as the overlap mode plays in turn (overlap.h).
   std::vector<std::vector<Visit>> slots;
-  std::vector<HandOverMessages> hand_overs;  // [nano-batch]; empty on a dedicated server
+  std::vector<P2pMessages> p2p_messages;  // [nano-batch]; empty on a dedicated server
 };
 
 }  // namespace distca

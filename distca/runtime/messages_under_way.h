@@ -1,6 +1,6 @@
 #pragma once
 // The communications of a program whose messages are under way, for those that play them
-// (step_attention.h, train/weight_update.h, train/hand_overs.h). Thread rule: one thread.
+// (step_attention.h, train/weight_update.h, train/stage_p2p.h). Thread rule: one thread.
 
 #include <cstddef>
 #include <cstdint>

@@ -95,8 +95,8 @@ class AttentionPlayer final : public OpPlayer {
   const ExchangeBytes& bytes() const { return attention_.bytes(); }
 
  private:
-  /// The inputs of all layers are given, so stages hand nothing over.
-  static bool is_of_attention(const Op& op) { return op.kind != OpKind::kHandOver; }
+  /// The inputs of all layers are given, so stages send each other nothing.
+  static bool is_of_attention(const Op& op) { return op.kind != OpKind::kP2p; }
 
   AttentionLayers& layers_;
   StepAttention attention_;

@@ -9,8 +9,8 @@
 #include "distca/config/config.h"
 #include "distca/kernels/rows.h"
 #include "distca/runtime/cuda/device_clock.h"
-#include "distca/train/hand_overs.h"
 #include "distca/train/nano_phases.h"
+#include "distca/train/stage_p2p.h"
 #include "distca/train/step_losses.h"
 
 namespace distca {
@@ -18,9 +18,8 @@ namespace {
 
 class Player final : public OpPlayer {
  public:
-  Player(StepAttention& attention, HandOvers& hand_overs, WeightUpdate& update,
-         const OpWatch& watch)
-      : attention_(attention), hand_overs_(hand_overs), update_(update), watch_(watch) {}
+  Player(StepAttention& attention, StageP2p& p2p, WeightUpdate& update, const OpWatch& watch)
+      : attention_(attention), p2p_(p2p), update_(update), watch_(watch) {}
 
   /// The next nano-batch. A dedicated server has none.
   void add(const Llama& model, const LocalTokens& tokens, const NanoPhases::Options& options) {
@@ -38,11 +37,11 @@ class Player final : public OpPlayer {
   void pack(const Op& op) override {
     tell(op, false);
     if (is_of_weights(op.kind)) return;
-    op.kind == OpKind::kHandOver ? pack_hand_over(op) : attention_.pack(op);
+    op.kind == OpKind::kP2p ? pack_p2p(op) : attention_.pack(op);
   }
   void land(const Op& op) override {
     if (is_of_weights(op.kind)) return;
-    op.kind == OpKind::kHandOver ? land_hand_over(op) : attention_.land(op);
+    op.kind == OpKind::kP2p ? land_p2p(op) : attention_.land(op);
   }
   void issue(const Op& op) override {
     with_its_part(op, [&](auto& part) { part.issue(op); });
@@ -74,21 +73,21 @@ class Player final : public OpPlayer {
   template <typename Work>
   void with_its_part(const Op& op, const Work& work) {
     if (is_of_weights(op.kind)) return work(update_);
-    op.kind == OpKind::kHandOver ? work(hand_overs_) : work(attention_);
+    op.kind == OpKind::kP2p ? work(p2p_) : work(attention_);
   }
 
-  void pack_hand_over(const Op& op) {
+  void pack_p2p(const Op& op) {
     if (op.is_receive) return;
     std::unique_ptr<NanoPhases>& nano = nanos_[op.nano_batch];
     const bool forward = op.pass == Pass::kForward;
-    hand_overs_.pack(op, forward ? nano->take_output() : nano->take_gradient());
+    p2p_.pack(op, forward ? nano->take_output() : nano->take_gradient());
     if (!forward || !at::GradMode::is_enabled()) nano.reset();
   }
 
-  void land_hand_over(const Op& op) {
+  void land_p2p(const Op& op) {
     if (!op.is_receive) return;
     NanoPhases& nano = *nanos_[op.nano_batch];
-    const at::Tensor rows = hand_overs_.land(op);
+    const at::Tensor rows = p2p_.land(op);
     op.pass == Pass::kForward ? nano.begin(rows) : nano.begin_backward(rows);
   }
 
@@ -135,7 +134,7 @@ class Player final : public OpPlayer {
   }
 
   StepAttention& attention_;
-  HandOvers& hand_overs_;
+  StageP2p& p2p_;
   WeightUpdate& update_;
   const OpWatch& watch_;
   StepLosses losses_;
@@ -186,9 +185,9 @@ StepResult Step::run(const StepInput& input, double loss_scale, const UpdateRequ
 StepResult Step::play_all(const StepInput& input, double loss_scale, const UpdateRequest& request) {
   buffers_.prepare(input.program);
   StepAttention attention(input.program, kernel_, comm_, buffers_);
-  HandOvers hand_overs(input.program, buffers_, comm_, config_);
+  StageP2p p2p(input.program, buffers_, comm_, config_);
   WeightUpdate update(input.program, buffers_, comm_, request);
-  Player player(attention, hand_overs, update, watch_);
+  Player player(attention, p2p, update, watch_);
   if (model_ != nullptr) {
     DISTCA_CHECK(input.program.stage == model_->stage(), "a program of another stage");
     model_->refresh_copies();
@@ -205,7 +204,7 @@ StepResult Step::play_all(const StepInput& input, double loss_scale, const Updat
   const std::unique_ptr<OpClock> clock = device_clock(comm_.cuda_device());
   play(input.program, player, &times, recorder_, clock.get());
   ExchangeBytes bytes = attention.bytes();
-  bytes += hand_overs.bytes();
+  bytes += p2p.bytes();
   return {.loss_sum = player.losses().sum(),
           .bytes = bytes,
           .times = times,

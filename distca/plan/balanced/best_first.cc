@@ -51,7 +51,7 @@ void BestFirst::give_best_first() {
   }
 }
 
-void BestFirst::hand_over(int from, size_t index, const Piece& part, int to) {
+void BestFirst::reassign(int from, size_t index, const Piece& part, int to) {
   const RestPieces rest = state_.without(state_.pieces(from)[index], part.q, part.kv);
   state_.shrink(from, index, rest.span());
   state_.add(to, part);

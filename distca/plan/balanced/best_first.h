@@ -66,8 +66,8 @@ class BestFirst {
   /// be the next one.
   void give_best_first();
   /// Gives `part` of pieces(from)[index] to another server, whatever its bound.
-  void hand_over(int from, size_t index, const Piece& part, int to);
-  void apply(const Move& move) { hand_over(move.donor, move.index, move.part, move.receiver); }
+  void reassign(int from, size_t index, const Piece& part, int to);
+  void apply(const Move& move) { reassign(move.donor, move.index, move.part, move.receiver); }
   bool may_take(int receiver, int donor) const {
     return room(receiver) > 0 && room(receiver) >= least_room(receiver, donor);
   }

@@ -42,7 +42,7 @@ class Spreader {
     const auto workers = static_cast<int64_t>(layout_.workers.size());
     return std::abs(tokens * workers - total_) < kBlockTokens * workers;
   }
-  void hand_over(const Segment& segment, int from, int to);
+  void reassign(const Segment& segment, int from, int to);
 
   const TaskPrice& price_;
   Layout& layout_;
@@ -214,7 +214,7 @@ std::optional<Spreader::Swap> Spreader::best_swap(int busiest, int64_t goal) con
   return best;
 }
 
-void Spreader::hand_over(const Segment& segment, int from, int to) {
+void Spreader::reassign(const Segment& segment, int from, int to) {
   count_document(segment.document, -1);
   auto& source = layout_.workers[from];
   const auto it = std::find_if(source.begin(), source.end(), [&](const Segment& s) {
@@ -253,8 +253,8 @@ void Spreader::run(int64_t goal_permille) {
     if (sent_[busiest] <= goal) return;
     const auto swap = best_swap(busiest, goal);
     if (!swap) return;
-    hand_over(swap->hot, busiest, swap->worker);
-    hand_over(swap->cold, swap->worker, busiest);
+    reassign(swap->hot, busiest, swap->worker);
+    reassign(swap->cold, swap->worker, busiest);
   }
 }
 

@@ -187,7 +187,7 @@ std::optional<Move> Mover::best_move(int donor) {
 
 void Mover::give(int from, size_t index, const Range& q, int to) {
   const Piece& piece = state_.pieces(from)[index];
-  hand_over(from, index, state_.whole_context(piece.document, q, piece.home), to);
+  reassign(from, index, state_.whole_context(piece.document, q, piece.home), to);
 }
 
 void Mover::undo_trial() {

@@ -36,14 +36,14 @@ void check_references(const Program& program, std::vector<std::string>& wrong) {
       wrong.push_back(fmt::format("{} belongs to bucket {} of {}", numbered(program, i), op.bucket,
                                   num_buckets));
     }
-    const bool is_handed = op.kind == OpKind::kHandOver;
-    if (is_handed &&
-        (op.nano_batch < 0 || op.nano_batch >= static_cast<int>(program.hand_overs.size()))) {
-      wrong.push_back(fmt::format("{} hands over nano-batch {} of {}", numbered(program, i),
-                                  op.nano_batch, program.hand_overs.size()));
+    const bool is_p2p = op.kind == OpKind::kP2p;
+    if (is_p2p &&
+        (op.nano_batch < 0 || op.nano_batch >= static_cast<int>(program.p2p_messages.size()))) {
+      wrong.push_back(fmt::format("{} sends or receives nano-batch {} of {}", numbered(program, i),
+                                  op.nano_batch, program.p2p_messages.size()));
     }
-    const bool has_exchange = !of_bucket && !is_handed &&
-                              (op.stream == Stream::kComm || op.kind == OpKind::kCoreAttention);
+    const bool has_exchange =
+        !of_bucket && !is_p2p && (op.stream == Stream::kComm || op.kind == OpKind::kCoreAttention);
     if (has_exchange && (op.exchange < 0 || op.exchange >= num_exchanges || op.layer_step < 0)) {
       wrong.push_back(fmt::format("{} belongs to exchange {} of {}, layer step {}",
                                   numbered(program, i), op.exchange, num_exchanges, op.layer_step));

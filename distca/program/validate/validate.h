@@ -16,7 +16,7 @@ namespace distca {
 ///  - operations wait only for earlier ones, so there is no cycle;
 ///  - every operation comes after what it needs: core_attention after its dispatch, combine after
 ///    its core_attention, backward after forward, redispatch before the core_attention of backward,
-///    a stage's first layer after what was handed over, and what it hands over after its last;
+///    a stage's first layer after the p2p that it needs, and its own p2p after its last;
 ///  - no operation is missing or there twice: every nano-batch has all layers of the stage once in
 ///    each pass, and every exchange all its layer steps;
 ///  - messages lie inside their buffers, aligned and apart from each other;

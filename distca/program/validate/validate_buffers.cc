@@ -27,7 +27,7 @@ std::optional<Roles> roles_of(const Op& op) {
     case OpKind::kCombine:
       return forward ? Roles{BufferRole::kOOut, BufferRole::kOIn}
                      : Roles{BufferRole::kGradientOut, BufferRole::kGradientIn};
-    case OpKind::kHandOver:
+    case OpKind::kP2p:
       return Roles{BufferRole::kActivationOut, BufferRole::kActivationIn};
     case OpKind::kGradReduce:
       return Roles{BufferRole::kGradParts, BufferRole::kGradParts};

@@ -66,7 +66,7 @@ class Complete {
     const Stage& stage = program_.stage;
     const bool forward = pass == Pass::kForward;
     const auto end = [&](bool is_end, OpKind kind, bool is_receive) {
-      is_end ? expect(kind, pass, -1, nano) : expect(OpKind::kHandOver, pass, -1, nano, is_receive);
+      is_end ? expect(kind, pass, -1, nano) : expect(OpKind::kP2p, pass, -1, nano, is_receive);
     };
     end(stage.is_first(), OpKind::kEmbed, /*is_receive=*/forward);
     end(stage.is_last(), OpKind::kLoss, /*is_receive=*/!forward);

@@ -54,7 +54,7 @@ class Sequence {
            op.kind == OpKind::kPostAttention || op.kind == OpKind::kLoss;
   }
   static bool serves(const Op& op) { return op.exchange >= 0; }
-  /// In place of a hand-over's layer: whether it receives.
+  /// In place of a kP2p's layer: whether it receives.
   static constexpr int kSent = 0, kReceived = 1;
   static int find(const std::unordered_map<uint64_t, int32_t>& ops, uint64_t key) {
     const auto found = ops.find(key);
@@ -82,7 +82,7 @@ class Sequence {
     const Op& op = program_.ops[i];
     if (op.kind == OpKind::kCoreAttention) return enlist_attention(i);
     const bool has_home = op.nano_batch >= 0 || op.exchange < 0;
-    const int place = op.kind != OpKind::kHandOver ? op.layer : (op.is_receive ? kReceived : kSent);
+    const int place = op.kind != OpKind::kP2p ? op.layer : (op.is_receive ? kReceived : kSent);
     bool is_new = !has_home ||
                   at_home_.emplace(key(op.kind, op.pass, place, op.nano_batch), i).second ||
                   op.bucket >= 0;
@@ -128,10 +128,11 @@ class Sequence {
     } else if (forward ? stage_.is_first() : stage_.is_last()) {
       after(i, forward ? OpKind::kEmbed : OpKind::kLoss, pass, -1);
     } else {
-      after(i, OpKind::kHandOver, pass, kReceived);
+      after(i, OpKind::kP2p, pass, kReceived);
     }
   }
-  /// The operation that a stage ends with, or that hands over, comes after its last layer.
+  /// The operation that a stage ends with, or that sends to another stage, comes after its last
+  /// layer.
   void ends_stage(int32_t i) {
     if (program_.ops[i].is_receive) return;
     program_.ops[i].pass == Pass::kForward
@@ -222,7 +223,7 @@ class Sequence {
         needs_attention(i);
         break;
       case OpKind::kLoss:
-      case OpKind::kHandOver:
+      case OpKind::kP2p:
         ends_stage(i);
         break;
       case OpKind::kRedispatch:
@@ -259,7 +260,7 @@ class Sequence {
         needs_attention(i);
         break;
       case OpKind::kEmbed:
-      case OpKind::kHandOver:
+      case OpKind::kP2p:
         ends_stage(i);
         break;
       default:

@@ -1,4 +1,4 @@
-#include "distca/train/hand_overs.h"
+#include "distca/train/stage_p2p.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -11,23 +11,23 @@
 
 namespace distca {
 
-HandOvers::HandOvers(const Program& program, const ExchangeBuffers& buffers, Communicator& comm,
-                     const LlamaConfig& model)
+StageP2p::StageP2p(const Program& program, const ExchangeBuffers& buffers, Communicator& comm,
+                   const LlamaConfig& model)
     : program_(program), buffers_(buffers), model_(model), under_way_(program, comm) {}
 
 /// The rows of a message, in a buffer.
-at::Tensor HandOvers::at(int32_t buffer, const PeerMessage& message) const {
+at::Tensor StageP2p::at(int32_t buffer, const PeerMessage& message) const {
   return at::from_blob(
       buffers_.data(buffer) + message.offset,
-      {message.bytes / hand_over_bytes(model_, 1), model_.hidden_size},
+      {message.bytes / p2p_bytes(model_, 1), model_.hidden_size},
       at::dtype(aten_type(model_.dtype)).device(aten_device(buffers_.cuda_device())));
 }
 
-void HandOvers::pack(const Op& op, const at::Tensor& rows) {
+void StageP2p::pack(const Op& op, const at::Tensor& rows) {
   const c10::AutoGradMode no_grad(false);
   const MessageList& list = program_.sends(op);
   DISTCA_CHECK(rows.scalar_type() == aten_type(model_.dtype) &&
-                   hand_over_bytes(model_, rows.size(0)) == list.bytes,
+                   p2p_bytes(model_, rows.size(0)) == list.bytes,
                "{}: {} rows, the program sends {} bytes", describe(op), rows.size(0), list.bytes);
   int64_t begin = 0;
   for (const PeerMessage& message : list.messages) {
@@ -38,11 +38,11 @@ void HandOvers::pack(const Op& op, const at::Tensor& rows) {
   bytes_.packed += list.bytes;
 }
 
-at::Tensor HandOvers::land(const Op& op) {
+at::Tensor StageP2p::land(const Op& op) {
   const c10::AutoGradMode no_grad(false);
   const MessageList& list = program_.receives(op);
   at::Tensor rows =
-      at::empty({list.bytes / hand_over_bytes(model_, 1), model_.hidden_size},
+      at::empty({list.bytes / p2p_bytes(model_, 1), model_.hidden_size},
                 at::dtype(aten_type(model_.dtype)).device(aten_device(buffers_.cuda_device())));
   int64_t begin = 0;
   for (const PeerMessage& message : list.messages) {
@@ -54,7 +54,7 @@ at::Tensor HandOvers::land(const Op& op) {
   return rows;
 }
 
-void HandOvers::issue(const Op& op) {
+void StageP2p::issue(const Op& op) {
   bytes_.sent += program_.sends(op).bytes;
   bytes_.received += program_.receives(op).bytes;
   under_way_.issue(op, data(op.out), data(op.in));

@@ -1,11 +1,11 @@
 #pragma once
-// Hands rows over between the stages of a pipeline in a step (program/visit.h): the rows [T, C] of
+// Sends rows between the stages of a pipeline in a step (program/visit.h): the rows [T, C] of
 // a nano-batch between two layers, or their gradients, in the compute type. T are the local tokens,
 // C is hidden_size. Each row is copied once on either side; copies are counted.
 //
-//     hand_overs.pack(op, rows), hand_overs.issue(op);     // a send
-//     hand_overs.issue(op), hand_overs.wait(op);           // a receive
-//     nano.begin(hand_overs.land(op));
+//     p2p.pack(op, rows), p2p.issue(op);     // a send
+//     p2p.issue(op), p2p.wait(op);           // a receive
+//     nano.begin(p2p.land(op));
 //
 // Thread rule: one thread.
 
@@ -25,12 +25,12 @@ class Tensor;
 
 namespace distca {
 
-class HandOvers {
+class StageP2p {
  public:
   /// Borrows all of them but the model's shape. The buffers must have been prepared for the
   /// program.
-  HandOvers(const Program& program, const ExchangeBuffers& buffers, Communicator& comm,
-            const LlamaConfig& model);
+  StageP2p(const Program& program, const ExchangeBuffers& buffers, Communicator& comm,
+           const LlamaConfig& model);
 
   /// Copies the rows of a send to where they are sent from. Rows of another number or type than the
   /// program's are a CHECK.
