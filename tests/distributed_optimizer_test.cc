@@ -47,7 +47,7 @@ TEST_F(DistributedOptimizer, has_the_bits_of_plain_data_parallelism) {
     const Training shared = train("shared" + of, words(of, true, dtype));
     expect_same_bits(shared, plain);
     EXPECT_GT(*std::ranges::min_element(plain.norms), 0.5) << "clipping is active";
-    // Moments and, in bf16, masters in fp32: each worker has its share.
+    // Moments and, in bf16, main params in fp32: each worker has its share.
     const auto most = [&](const std::string& name) {
       return std::ranges::max(metrics(name)[0].at("optimizer_bytes").get<std::vector<int64_t>>());
     };

@@ -179,7 +179,7 @@ PipelineOutcome work(const PipelineRun& what, Communicator& comm, const StepInpu
   TracedCommunicator all_stages(*all_workers, kTracedTags),
       replicas(*of_stage, kTracedTags + kTracedTagsEach, ranks);
   const MemoryMeter meter(comm.cuda_device());
-  const Llama model(what.model, stage, kSeed, comm.cuda_device(), masters_of(what.options));
+  const Llama model(what.model, stage, kSeed, comm.cuda_device(), main_params_of(what.options));
   Step step(what.model, &model, comm, what.options);
   PipelineOutcome outcome;
   if (what.evaluate) {

@@ -153,7 +153,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
              "nothing"),
       choice<ScalarType>(
           "model.dtype", &m.dtype, kFixed,
-          "of activations and matrix products; master weights stay float32",
+          "of activations and matrix products; main params stay float32",
           {word(ScalarType::kFloat32), word(ScalarType::kBFloat16), word(ScalarType::kFloat64)}),
       name("plan.layout", &c.plan.layout, kBits,
            "which token ranges live on which worker; \"\": the scheduler's own choice", {""},
@@ -242,7 +242,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
           "each stage computes its own",
           {{"aligned", PipelineSchedule::kAligned}, {"1f1b", PipelineSchedule::kAtHome}}),
       {"parallel.use_distributed_optimizer", &c.parallel.use_distributed_optimizer, kFree, "",
-       "ZeRO-1: each worker keeps AdamW's moments, and masters that are wider than the model's "
+       "ZeRO-1: each worker keeps AdamW's moments, and main params that are wider than the model's "
        "type, "
        "of its share of the weights only"},
       {"parallel.overlap_grad_reduce", &c.parallel.overlap_grad_reduce, kFree, "",

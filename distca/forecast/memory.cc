@@ -35,7 +35,7 @@ double local_replicas(const Grid& grid, int stage, LocalRanks local) {
 /// Returns standing_memory() of one of a stage's replicas.
 MemoryParts standing_on_rank(const Config& config, const Stage& stage, int replicas) {
   const LlamaConfig& model = config.model;
-  const double master = master_bytes(model);
+  const double main_param = main_param_bytes(model);
   const auto type = static_cast<double>(element_bytes(model.dtype));
   const double even = 1.0 / std::max(replicas, 1);
   const bool is_sharded = config.parallel.use_distributed_optimizer;
@@ -55,16 +55,17 @@ MemoryParts standing_on_rank(const Config& config, const Stage& stage, int repli
         weight.phase == WeightPhase::kEmbed && !(model.tie_word_embeddings && stage.is_last());
     copied += only_rows ? 0 : numel;
   }
-  const double masters = elements * master;
+  const double main_params = elements * main_param;
   MemoryParts parts;
-  parts.at(kWeights) = masters - (is_sharded ? matrices * (master - type) : 0);
-  parts.at(kGradients) = masters;
-  if (type < master && !is_sharded) parts.at(kCopies) = copied * type;
-  parts.at(kState) = 2 * (is_sharded ? owned * master : masters);
-  if (is_sharded && type < master) parts.at(kState) += owned * master;
-  // Each replica copies its share of the masters and of both moments, from a device to the host.
+  parts.at(kWeights) = main_params - (is_sharded ? matrices * (main_param - type) : 0);
+  parts.at(kGradients) = main_params;
+  if (type < main_param && !is_sharded) parts.at(kCopies) = copied * type;
+  parts.at(kState) = 2 * (is_sharded ? owned * main_param : main_params);
+  if (is_sharded && type < main_param) parts.at(kState) += owned * main_param;
+  // Each replica copies its share of the main params and of both moments, from a device to the
+  // host.
   if (config.checkpoint.async && config.checkpoint.every_steps > 0 && !config.on_cuda())
-    parts.at(kCheckpoint) = 3 * saved * master;
+    parts.at(kCheckpoint) = 3 * saved * main_param;
   return parts;
 }
 
@@ -115,7 +116,7 @@ MemoryParts& MemoryParts::operator+=(const MemoryParts& other) {
   return *this;
 }
 
-double master_bytes(const LlamaConfig& model) {
+double main_param_bytes(const LlamaConfig& model) {
   return model.dtype == ScalarType::kFloat64 ? 8 : 4;
 }
 

@@ -24,7 +24,7 @@ struct LocalRanks {
 enum class MemoryPart : uint8_t {
   kWeights,
   kGradients,
-  kState,        // AdamW's two moments; with ZeRO-1 also masters
+  kState,        // AdamW's two moments; with ZeRO-1 also main params
   kCopies,       // copies of the weights in the compute type
   kCheckpoint,   // the copy from which checkpoints are written
   kBuffers,      // buffers of exchanges and gradient sums, with keys kept until backward
@@ -48,13 +48,13 @@ struct MemoryParts {
 };
 
 /// Bytes of one element of a weight as the optimizer has it, of its gradient and of a moment.
-double master_bytes(const LlamaConfig& model);
+double main_param_bytes(const LlamaConfig& model);
 
 /// The memory that is taken throughout every step, whatever the step does: weights, gradients,
 /// AdamW's state, copies of the weights and each worker's copy for checkpoints that are written
 /// while training goes on, which on CUDA is not on the device and not counted. The other parts are
 /// 0. In a pipeline, a worker has those of its stage. With ZeRO-1, matrices are in the compute
-/// type, and a worker has its share of its stage's state, to which the master weights then belong.
+/// type, and a worker has its share of its stage's state, to which the main params then belong.
 /// This and the next throw as run_grid() does.
 MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local);
 

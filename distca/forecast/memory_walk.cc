@@ -51,7 +51,7 @@ class Ledger {
 struct RowBytes {
   explicit RowBytes(const LlamaConfig& model)
       : type(static_cast<double>(element_bytes(model.dtype))),
-        wide(master_bytes(model)),
+        wide(main_param_bytes(model)),
         hidden(static_cast<double>(model.hidden_size) * type),
         inner(static_cast<double>(model.intermediate_size) * type),
         q(static_cast<double>(model.num_attention_heads * model.head_dim) * type),

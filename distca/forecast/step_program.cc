@@ -96,8 +96,8 @@ GradientExchangeRequest gradient_request(const LlamaConfig& model, const StepOpt
 
 }  // namespace
 
-Masters masters_of(const StepOptions& options) {
-  return options.distributed_optimizer ? Masters::kElsewhere : Masters::kHere;
+MainParams main_params_of(const StepOptions& options) {
+  return options.distributed_optimizer ? MainParams::kElsewhere : MainParams::kHere;
 }
 
 std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
@@ -110,7 +110,7 @@ std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& mod
                                                           const StepOptions& options,
                                                           const Stage& stage, int rank,
                                                           int replicas, int64_t most_buckets) {
-  const WeightOffsets offsets = parameter_offsets(model, stage, masters_of(options));
+  const WeightOffsets offsets = parameter_offsets(model, stage, main_params_of(options));
   GradientExchangeRequest request = gradient_request(model, options, stage, rank, replicas);
   request.most_buckets = most_buckets;
   request.weight_offset = [&](int64_t at) { return offsets.of(at); };

@@ -45,8 +45,8 @@ struct StepOptions {
 /// The options that the configuration gives.
 StepOptions step_options(const Config& config);
 
-/// Returns where the masters of a model are kept that is trained with these options.
-Masters masters_of(const StepOptions& options);
+/// Returns where the main params of a model are kept that is trained with these options.
+MainParams main_params_of(const StepOptions& options);
 
 /// The exchange of gradients and weights of one of the workers: lists of four messages for each
 /// bucket and other worker. Where the options give more than `most_buckets`, which is 2 or more,

@@ -46,8 +46,8 @@ struct Llama::Occurrences {
 struct Llama::State {
   LlamaConfig config;
   Stage stage;
-  at::ScalarType compute;  // type in which phases compute
-  at::ScalarType master;   // type of the masters
+  at::ScalarType compute;     // type in which phases compute
+  at::ScalarType main_param;  // type of the main params
   at::Device device;
   std::vector<LayerWeights> layers;  // layers of the stage
   at::Tensor embedding;              // [V, C]: the parameter; only on the first stage
@@ -69,7 +69,7 @@ struct Llama::State {
       : config(config_in),
         stage(stage_in),
         compute(aten_type(config.dtype)),
-        master(compute == at::kDouble ? at::kDouble : at::kFloat),
+        main_param(compute == at::kDouble ? at::kDouble : at::kFloat),
         device(aten_device(cuda_device)) {}
 
   const LayerWeights& layer(int index) const {
@@ -79,9 +79,9 @@ struct Llama::State {
   }
   /// Returns the tensor that phases use in place of a parameter. Norms keep the parameters' type.
   at::Tensor used(const at::Tensor& parameter, int layer) {
-    if (compute == master || parameter.dim() == 1) return parameter;
+    if (compute == main_param || parameter.dim() == 1) return parameter;
     const at::NoGradGuard no_grad;
-    // Where masters are elsewhere, both share their memory, but not their gradients' type.
+    // Where main params are elsewhere, both share their memory, but not their gradients' type.
     copies.push_back({.parameter = parameter,
                       .leaf = parameter.detach().to(compute).set_requires_grad(true),
                       .layer = layer});
@@ -109,23 +109,23 @@ void Llama::set_frequencies(State& s) {
   s.frequencies = upload(s.frequencies, s.device);
 }
 
-Llama::Llama(const LlamaConfig& config, uint64_t seed, int cuda_device, Masters masters)
-    : Llama(config, whole_model(config), seed, cuda_device, masters) {}
+Llama::Llama(const LlamaConfig& config, uint64_t seed, int cuda_device, MainParams main_params)
+    : Llama(config, whole_model(config), seed, cuda_device, main_params) {}
 
 Llama::Llama(const LlamaConfig& config, const Stage& stage, uint64_t seed, int cuda_device,
-             Masters masters)
+             MainParams main_params)
     : state_(std::make_unique<State>(config, stage, cuda_device)) {
   config.check();
   State& s = *state_;
   s.weights = weight_table(config, stage);
-  const WeightOffsets offsets = parameter_offsets(config, stage, masters);
+  const WeightOffsets offsets = parameter_offsets(config, stage, main_params);
   s.storage = at::zeros({offsets.bytes}, at::dtype(at::kByte).device(s.device));
   for (size_t i = 0; i < s.weights.size(); ++i) {
     const Weight& weight = s.weights[i];
-    const bool in_compute = masters == Masters::kElsewhere && weight.is_matrix();
+    const bool in_compute = main_params == MainParams::kElsewhere && weight.is_matrix();
     const at::Tensor parameter =
         s.storage.narrow(0, offsets.begins[i], weight.numel() * offsets.element_bytes[i])
-            .view(in_compute ? s.compute : s.master)
+            .view(in_compute ? s.compute : s.main_param)
             .view(weight.shape);
     parameter.copy_(initial_weight(weight, seed));
     s.parameters.push_back(parameter.detach().set_requires_grad(true));
@@ -194,7 +194,7 @@ void Llama::collect_gradients(int layer) const {
   std::vector<at::Tensor> sums, gradients;
   for (State::Copy& copy : state_->copies) {
     if (copy.layer != layer || !copy.leaf.grad().defined()) continue;
-    sums.push_back(gradient_of(copy.parameter, state_->master));
+    sums.push_back(gradient_of(copy.parameter, state_->main_param));
     gradients.push_back(std::exchange(copy.leaf.mutable_grad(), at::Tensor()));
   }
   if (!sums.empty()) at::_foreach_add_(sums, gradients);
@@ -204,7 +204,7 @@ std::shared_ptr<const Llama::Rope> Llama::rope(const at::Tensor& positions) cons
   const State& s = *state_;
   const at::Tensor angles = positions.to(at::kDouble).unsqueeze(1) * s.frequencies.unsqueeze(0);
   const auto table = [&](at::Tensor values) {  // rounded once
-    return values.mul_(s.rope_factor).to(s.master).unsqueeze(1);
+    return values.mul_(s.rope_factor).to(s.main_param).unsqueeze(1);
   };
   const at::Tensor cosines = table(angles.cos()), sines = table(angles.sin());
   return std::make_shared<Rope>(
@@ -238,9 +238,9 @@ void Llama::embed_backward(const Occurrences& ids, const at::Tensor& d_x) const 
   // Summed for the tokens that occur, then added once to each: a table of the vocabulary's size for
   // every nano-batch would be mostly zeros.
   const at::Tensor rows =
-      at::embedding_dense_backward(d_x.to(state_->master), ids.places, ids.tokens.numel(),
+      at::embedding_dense_backward(d_x.to(state_->main_param), ids.places, ids.tokens.numel(),
                                    /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
-  gradient_of(state_->embedding, state_->master).index_add_(0, ids.tokens, rows);
+  gradient_of(state_->embedding, state_->main_param).index_add_(0, ids.tokens, rows);
 }
 
 void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q,
@@ -274,16 +274,16 @@ at::Tensor Llama::post_attention(int layer, const at::Tensor& x, const at::Tenso
 at::Tensor Llama::logits(const at::Tensor& x) const {
   const State& s = *state_;
   return norm_linear(x, s.final_norm, s.config.rms_norm_eps, {s.head}, Keep::kProducts)[0].to(
-      s.master);
+      s.main_param);
 }
 
 at::Tensor Llama::chunk_losses(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
                                double scale, at::Tensor* d_x, at::Tensor* losses) const {
   const c10::AutoGradMode grad_mode(d_x != nullptr);
   if (d_x != nullptr) *d_x = at::empty_like(x);
-  if (losses != nullptr) *losses = at::empty({x.size(0)}, x.options().dtype(state_->master));
+  if (losses != nullptr) *losses = at::empty({x.size(0)}, x.options().dtype(state_->main_param));
   const int64_t chunks = ceil_div(x.size(0), chunk_tokens);
-  const at::Tensor sums = at::empty({chunks}, x.options().dtype(state_->master));
+  const at::Tensor sums = at::empty({chunks}, x.options().dtype(state_->main_param));
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t begin = chunk * chunk_tokens, count = std::min(chunk_tokens, x.size(0) - begin);
     const at::Tensor rows = x.narrow(0, begin, count).detach().requires_grad_(d_x != nullptr);

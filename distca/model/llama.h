@@ -12,13 +12,13 @@
 // Letters: T local tokens, C hidden_size, H query heads, G key/value heads, D head_dim, V
 // vocab_size.
 //
-// Parameters are fp32 masters (fp64 for an fp64 model); phases compute in `dtype`. Where that is
-// another type, a copy of the matrices in it serves all nano-batches (refresh_copies). Where
-// somebody else keeps the masters (Masters::kElsewhere, for ZeRO-1), parameters are in the types in
-// which phases use them, and there is no copy. Autograd lives inside a phase: the phase records if
-// grad mode is on, the caller runs its backward, and collect_gradients() adds what the copies got
-// to the parameters' .grad, which is in the masters' type in any case. Thread rule: one thread a
-// model.
+// Parameters are fp32 main params (fp64 for an fp64 model); phases compute in `dtype`. Where that
+// is another type, a copy of the matrices in it serves all nano-batches (refresh_copies). Where
+// somebody else keeps the main params (MainParams::kElsewhere, for ZeRO-1), parameters are in the
+// types in which phases use them, and there is no copy. Autograd lives inside a phase: the phase
+// records if grad mode is on, the caller runs its backward, and collect_gradients() adds what the
+// copies got to the parameters' .grad, which is in the main params' type in any case. Thread rule:
+// one thread a model.
 
 #include <cstdint>
 #include <memory>
@@ -44,12 +44,12 @@ class Llama {
  public:
   /// Draws the initial weights from the seed. `cuda_device` is -1 for the CPU.
   Llama(const LlamaConfig& config, uint64_t seed, int cuda_device,
-        Masters masters = Masters::kHere);
+        MainParams main_params = MainParams::kHere);
   /// Makes a stage of a pipeline. It has the phases of its own layers, which keep their numbers in
   /// the model, embed() on the first stage, and logits() and chunk_losses() on the last. `config`
   /// is the whole model's.
   Llama(const LlamaConfig& config, const Stage& stage, uint64_t seed, int cuda_device,
-        Masters masters = Masters::kHere);
+        MainParams main_params = MainParams::kHere);
   ~Llama();
 
   const LlamaConfig& config() const;
@@ -84,7 +84,7 @@ class Llama {
   /// x [T, C], which was the input of pre_attention, and o [T, H, D] -> the next layer's x [T, C].
   at::Tensor post_attention(int layer, const at::Tensor& x, const at::Tensor& o,
                             Keep keep = Keep::kProducts) const;
-  /// x [T, C] of the last layer -> logits [T, V] in the masters' type.
+  /// x [T, C] of the last layer -> logits [T, V] in the main params' type.
   at::Tensor logits(const at::Tensor& x) const;
   /// x [T, C] of the last layer, targets [T] int64 (-100: no target) -> the sum of the cross
   /// entropy over the targets of each chunk of `chunk_tokens` rows, in nats, where the model lies.

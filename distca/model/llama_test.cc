@@ -79,8 +79,9 @@ TEST(llama, the_last_stages_copy_of_a_tied_embedding_gives_the_loss_of_the_whole
   config.tie_word_embeddings = true;
   for (const ScalarType dtype : {ScalarType::kFloat64, ScalarType::kBFloat16}) {
     config.dtype = dtype;
-    for (const Masters masters : {Masters::kHere, Masters::kElsewhere}) {
-      const Llama whole(config, 7, -1, masters), last(config, Stage{1, 2, {1, 2}}, 7, -1, masters);
+    for (const MainParams main_params : {MainParams::kHere, MainParams::kElsewhere}) {
+      const Llama whole(config, 7, -1, main_params),
+          last(config, Stage{1, 2, {1, 2}}, 7, -1, main_params);
       EXPECT_TRUE(at::equal(last.parameters().back(), whole.parameters().front()));
       const at::Tensor x = at::randn({7, 16}, at::kDouble).to(aten_type(dtype));
       const at::Tensor targets = at::tensor({1, -100, 3, 0, 18, 5, 2}, at::kLong);
@@ -278,7 +279,7 @@ TEST(llama, nano_batches_share_one_copy_of_the_weights_in_the_compute_type) {
     for (const Weight& weight : model.weights())
       matrices += weight.is_matrix() ? weight.numel() : 0;
     EXPECT_EQ(model.copy_bytes(), 2 * matrices);
-    EXPECT_EQ(Llama(config, 1, -1, Masters::kElsewhere).copy_bytes(), 0);
+    EXPECT_EQ(Llama(config, 1, -1, MainParams::kElsewhere).copy_bytes(), 0);
 
     // Two nano-batches under way: their gradients are added one after the other, in fp32.
     at::manual_seed(1);

@@ -54,7 +54,7 @@ struct Case {
   const char* name;
   std::function<Tensors(const Tensors&, Keep)> ours;
   std::function<Tensors(const Tensors&)> plain;
-  std::function<Tensors(at::ScalarType compute, at::ScalarType master)> inputs;
+  std::function<Tensors(at::ScalarType compute, at::ScalarType main_param)> inputs;
 };
 
 constexpr int64_t kRows = 1100, kWide = 96, kInner = 160;  // several blocks
@@ -69,8 +69,8 @@ std::vector<Case> cases_of_linear() {
          const at::Tensor h = plain_norm(in[0], in[1]);
          return Tensors{at::linear(h, in[2]), at::linear(h, in[3]), at::linear(h, in[4])};
        },
-       [](at::ScalarType compute, at::ScalarType master) {
-         return Tensors{at::randn({kRows, kWide}, compute), 1 + .1 * at::randn({kWide}, master),
+       [](at::ScalarType compute, at::ScalarType main_param) {
+         return Tensors{at::randn({kRows, kWide}, compute), 1 + .1 * at::randn({kWide}, main_param),
                         at::randn({64, kWide}, compute), at::randn({32, kWide}, compute),
                         at::randn({32, kWide}, compute)};
        }},
@@ -85,13 +85,10 @@ std::vector<Case> cases_of_linear() {
          };
          return Tensors{product(in[2], in[4]), product(in[3], in[5])};
        },
-       [](at::ScalarType compute, at::ScalarType master) {
-         return Tensors{at::randn({kRows, kWide}, compute),
-                        1 + .1 * at::randn({kWide}, master),
-                        at::randn({64, kWide}, compute),
-                        at::randn({32, kWide}, compute),
-                        at::randn({64}, master),
-                        at::randn({32}, master)};
+       [](at::ScalarType compute, at::ScalarType main_param) {
+         return Tensors{at::randn({kRows, kWide}, compute), 1 + .1 * at::randn({kWide}, main_param),
+                        at::randn({64, kWide}, compute),    at::randn({32, kWide}, compute),
+                        at::randn({64}, main_param),        at::randn({32}, main_param)};
        }},
       {"swiglu_linear",
        [](const Tensors& in, Keep keep) {
@@ -128,8 +125,8 @@ std::vector<Case> cases_of_rotate() {
          const at::Tensor wide = in[0].to(in[1].scalar_type());
          return Tensors{plain_rotate(plain_norm(wide, in[1])).to(in[0].scalar_type())};
        },
-       [](at::ScalarType compute, at::ScalarType master) {
-         return Tensors{at::randn({kRows, 3, 32}, compute), 1 + .1 * at::randn({32}, master)};
+       [](at::ScalarType compute, at::ScalarType main_param) {
+         return Tensors{at::randn({kRows, 3, 32}, compute), 1 + .1 * at::randn({32}, main_param)};
        }},
   };
 }
@@ -145,14 +142,14 @@ const std::vector<Case>& cases() {
 
 TEST(operators, are_those_of_aten_in_one_piece) {
   struct Type {
-    at::ScalarType compute, master;
+    at::ScalarType compute, main_param;
     double bound;
   };
   for (const Type& type :
        {Type{at::kDouble, at::kDouble, 1e-13}, Type{at::kFloat, at::kFloat, 1e-5},
         Type{at::kBFloat16, at::kFloat, 2e-2}}) {
     for (const Case& operation : cases()) {
-      const Tensors inputs = operation.inputs(type.compute, type.master);
+      const Tensors inputs = operation.inputs(type.compute, type.main_param);
       const Tensors got =
           played(inputs, [&](const Tensors& in) { return operation.ours(in, Keep::kProducts); });
       const Tensors want = played(inputs, operation.plain);

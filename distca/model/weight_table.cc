@@ -152,10 +152,12 @@ int64_t WeightOffsets::of(int64_t element) const {
   return begins[weight] + (element - layout.begins[weight]) * element_bytes[weight];
 }
 
-WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage, Masters masters) {
-  const int64_t master = config.dtype == ScalarType::kFloat64 ? 8 : 4;
+WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage,
+                                MainParams main_params) {
+  const int64_t main_param = config.dtype == ScalarType::kFloat64 ? 8 : 4;
   return weight_offsets(weight_table(config, stage),
-                        masters == Masters::kHere ? master : element_bytes(config.dtype), master);
+                        main_params == MainParams::kHere ? main_param : element_bytes(config.dtype),
+                        main_param);
 }
 
 }  // namespace distca

@@ -69,7 +69,7 @@ std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage);
 Stage whole_model(const LlamaConfig& config);
 
 /// Where weights lie that stand end to end in one buffer, in the order of the table. Gradients,
-/// master weights and AdamW's moments have this layout. A tied weight begins and ends with a block,
+/// main params and AdamW's moments have this layout. A tied weight begins and ends with a block,
 /// so that two stages can divide it alike whatever stands next to it.
 struct FlatLayout {
   std::vector<int64_t> begins;  // [weight] elements; multiples of kFlatAlignment
@@ -97,12 +97,13 @@ WeightOffsets weight_offsets(const std::vector<Weight>& weights, int64_t matrix_
                              int64_t norm_bytes);
 
 /// The place where the weights are kept in full precision.
-enum class Masters : uint8_t {
-  kHere,       // the parameters are the masters
-  kElsewhere,  // matrices are in `dtype` and norms in the masters' type
+enum class MainParams : uint8_t {
+  kHere,       // the parameters are the main params
+  kElsewhere,  // matrices are in `dtype` and norms in the main params' type
 };
 
 /// The bytes of an element of the parameters of a model's stage, and where they lie.
-WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage, Masters masters);
+WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage,
+                                MainParams main_params);
 
 }  // namespace distca

@@ -14,7 +14,8 @@
 
 namespace distca {
 
-/// The weights as files hold them: in the type of the masters, in the order of the weight table.
+/// The weights as files hold them: in the type of the main params, in the order of the weight
+/// table.
 std::vector<StoredTensor> stored_weights(const LlamaConfig& config);
 /// Returns the weights of a stage of a pipeline likewise.
 std::vector<StoredTensor> stored_weights(const LlamaConfig& config, const Stage& stage);

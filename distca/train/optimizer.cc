@@ -46,12 +46,12 @@ struct Optimizer::State {
   std::shared_ptr<const GradientExchange> exchange;
   at::Tensor gradients;            // [elements of the layout]
   at::Tensor exp_avg, exp_avg_sq;  // [elements that this rank updates]
-  at::Tensor masters;              // likewise; undefined where the parameters are the masters
+  at::Tensor main_params;          // likewise; undefined where the parameters are the main params
   at::Tensor updates;              // number of updates so far, as a scalar that AdamW reads
   std::vector<Bucket> buckets;
   double lr = 0, scale = 1;
 
-  bool keeps_masters() const { return masters.defined(); }
+  bool keeps_main_params() const { return main_params.defined(); }
   const at::Tensor& moments(StatePart part) const {
     return part == StatePart::kExpAvg ? exp_avg : exp_avg_sq;
   }
@@ -96,7 +96,8 @@ void Optimizer::State::cut_into_pieces() {
 
 void Optimizer::State::add_to_group(Bucket& bucket, const Piece& piece) {
   Group& group = bucket.groups[weights.table[piece.weight].decays() ? 0 : 1];
-  group.parameters.push_back(keeps_masters() ? state_part(masters, piece) : parameter_part(piece));
+  group.parameters.push_back(keeps_main_params() ? state_part(main_params, piece)
+                                                 : parameter_part(piece));
   group.gradients.push_back(gradients.narrow(0, piece.in_flat, piece.elements.size()));
   group.exp_avg.push_back(state_part(exp_avg, piece));
   group.exp_avg_sq.push_back(state_part(exp_avg_sq, piece));
@@ -136,8 +137,8 @@ Optimizer::Optimizer(Weights weights, const Config::Optimizer& options,
   s.cut_into_pieces();
   DISTCA_CHECK_EQ(s.exchange->buckets.front().elements.end, s.layout.elements);
   if (std::ranges::any_of(parameters, is_rounded)) {
-    DISTCA_CHECK(s.exchange->distributed_optimizer, "masters of whole weights have no layout");
-    s.masters = at::zeros_like(s.exp_avg);
+    DISTCA_CHECK(s.exchange->distributed_optimizer, "main params of whole weights have no layout");
+    s.main_params = at::zeros_like(s.exp_avg);
     for (size_t i = 0; i < parameters.size(); ++i)
       load(StatePart::kWeight, i, s.weights.initial(s.weights.table[i]));
   }
@@ -186,9 +187,9 @@ void Optimizer::update(size_t index) {
                       /*max_exp_avg_sqs=*/{}, group.updates, s.lr, s.options.beta1, s.options.beta2,
                       group.weight_decay, s.options.eps, /*amsgrad=*/false, /*maximize=*/false);
   }
-  if (!s.keeps_masters()) return;
+  if (!s.keeps_main_params()) return;
   for (const Piece& piece : bucket.pieces)
-    s.parameter_part(piece).copy_(s.state_part(s.masters, piece));
+    s.parameter_part(piece).copy_(s.state_part(s.main_params, piece));
 }
 
 int64_t Optimizer::updates() const { return std::llround(host_number(state_->updates)); }
@@ -196,7 +197,7 @@ void Optimizer::set_updates(int64_t updates) { state_->updates.fill_(updates); }
 
 at::Tensor Optimizer::state(StatePart part, size_t weight, const Range& elements) const {
   const State& s = *state_;
-  const bool in_parameters = part == StatePart::kWeight && !s.keeps_masters();
+  const bool in_parameters = part == StatePart::kWeight && !s.keeps_main_params();
   if (in_parameters) {
     return s.weights.parameters[weight].detach().view({-1}).narrow(0, elements.begin,
                                                                    elements.size());
@@ -204,7 +205,7 @@ at::Tensor Optimizer::state(StatePart part, size_t weight, const Range& elements
   if (!s.exchange->distributed_optimizer)
     return s.moments(part).narrow(0, s.layout.begins[weight] + elements.begin, elements.size());
   const Piece& piece = s.piece_of(weight, elements);
-  const at::Tensor& state = part == StatePart::kWeight ? s.masters : s.moments(part);
+  const at::Tensor& state = part == StatePart::kWeight ? s.main_params : s.moments(part);
   return state.narrow(0, piece.in_state + elements.begin - piece.elements.begin, elements.size());
 }
 
@@ -212,12 +213,12 @@ void Optimizer::load(StatePart part, size_t weight, const at::Tensor& full) {
   State& s = *state_;
   const c10::NoGradGuard no_grad;
   if (part == StatePart::kWeight) s.weights.parameters[weight].detach().copy_(full);
-  if (part == StatePart::kWeight && !s.keeps_masters()) return;
+  if (part == StatePart::kWeight && !s.keeps_main_params()) return;
   const at::Tensor flat = full.reshape({-1});
   for (const Bucket& bucket : s.buckets) {
     for (const Piece& piece : bucket.pieces) {
       if (piece.weight != weight) continue;
-      s.state_part(part == StatePart::kWeight ? s.masters : s.moments(part), piece)
+      s.state_part(part == StatePart::kWeight ? s.main_params : s.moments(part), piece)
           .copy_(flat.narrow(0, piece.elements.begin, piece.elements.size()));
     }
   }
@@ -236,7 +237,7 @@ std::vector<Range> Optimizer::updated_elements(size_t weight) const {
 int64_t Optimizer::state_bytes() const {
   const State& s = *state_;
   return static_cast<int64_t>(s.exp_avg.nbytes() + s.exp_avg_sq.nbytes() +
-                              (s.keeps_masters() ? s.masters.nbytes() : 0));
+                              (s.keeps_main_params() ? s.main_params.nbytes() : 0));
 }
 
 void Optimizer::gather_weights(Communicator& all_workers) {
@@ -258,7 +259,7 @@ void Optimizer::gather_weights(Communicator& all_workers) {
   }
 }
 
-std::vector<at::Tensor> Optimizer::gather_masters(Communicator& all_workers) {
+std::vector<at::Tensor> Optimizer::gather_main_params(Communicator& all_workers) {
   State& s = *state_;
   const int mine = all_workers.rank(), first = s.exchange->first_rank;
   for (const Bucket& bucket : s.buckets) {
@@ -292,9 +293,9 @@ std::vector<at::Tensor> Optimizer::gather_masters(Communicator& all_workers) {
       all_workers.exchange(sends, receives, "gathering the trained weights")->wait();
   }
   if (mine != first) return {};
-  std::vector<at::Tensor> masters;
-  for (const at::Tensor& parameter : s.weights.parameters) masters.push_back(parameter.grad());
-  return masters;
+  std::vector<at::Tensor> main_params;
+  for (const at::Tensor& parameter : s.weights.parameters) main_params.push_back(parameter.grad());
+  return main_params;
 }
 
 }  // namespace distca

@@ -2,7 +2,7 @@
 // AdamW, its learning rate over time, and the flat buffer that holds the gradients. A rank
 // keeps AdamW's moments of what it updates. That is all weights or, with ZeRO-1
 // (parallel.use_distributed_optimizer), the rank's slices of the buckets of gradients
-// (program/gradient_exchange.h), of which it then keeps the fp32 master weights, too. The
+// (program/gradient_exchange.h), of which it then keeps the fp32 main params, too. The
 // operations of a step's program call it (train/weight_update.h). Thread rule: one thread.
 //
 //     Optimizer optimizer(model, config.optimizer, gradients);
@@ -36,10 +36,11 @@ class Optimizer {
   /// The weights that an optimizer updates.
   struct Weights {
     std::vector<Weight> table;
-    /// [weight] In the gradients' type, fp32 or fp64, or else copies that are rounded from masters.
+    /// [weight] In the gradients' type, fp32 or fp64, or else copies that are rounded from main
+    /// params.
     std::vector<at::Tensor> parameters;
     at::Tensor storage;  // [bytes] that holds all parameters; needed to gather them
-    /// The initial value of a weight in fp32, for masters that are not the parameters.
+    /// The initial value of a weight in fp32, for main params that are not the parameters.
     std::function<at::Tensor(const Weight&)> initial;
   };
 
@@ -74,18 +75,18 @@ class Optimizer {
   /// Takes what this rank holds of a weight's state from `full`, which has the shape of the weight.
   void load(StatePart part, size_t weight, const at::Tensor& full);
   /// Where each rank has loaded only what it updates of the weights, brings it the rest. The ranks
-  /// are those of gather_masters().
+  /// are those of gather_main_params().
   void gather_weights(Communicator& all_workers);
   /// To be called after load(), with the number that belongs to the state.
   void set_updates(int64_t updates);
-  /// Bytes of the moments and of masters that are not the parameters.
+  /// Bytes of the moments and of main params that are not the parameters.
   int64_t state_bytes() const;
 
-  /// Brings all masters of a stage to its first replica. There it returns them in the order of the
-  /// weights; they lie where the gradients lay. Elsewhere it returns nothing. With ZeRO-1, the last
-  /// stage's copy of a tied embedding is not whole: rank 0 has it. `all_workers` are all ranks that
-  /// hold weights, and all of them call it.
-  std::vector<at::Tensor> gather_masters(Communicator& all_workers);
+  /// Brings all main params of a stage to its first replica. There it returns them in the order of
+  /// the weights; they lie where the gradients lay. Elsewhere it returns nothing. With ZeRO-1, the
+  /// last stage's copy of a tied embedding is not whole: rank 0 has it. `all_workers` are all ranks
+  /// that hold weights, and all of them call it.
+  std::vector<at::Tensor> gather_main_params(Communicator& all_workers);
 
  private:
   struct State;

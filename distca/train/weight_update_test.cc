@@ -76,7 +76,7 @@ struct Way {
 };
 
 struct Trained {
-  std::vector<at::Tensor> masters, parameters;
+  std::vector<at::Tensor> main_params, parameters;
   std::vector<double> norms;
   int64_t state_bytes = 0, most_state_bytes = 0;
 };
@@ -90,7 +90,7 @@ Trained train(const Way& way, int refused = -1) {
     const LlamaConfig config = small(way.dtype);
     const StepOptions options{.distributed_optimizer = way.distributed, .bucket_mb = way.bucket_mb};
     const auto gradients = gradient_exchange(config, options, comm.rank(), way.ranks);
-    const Llama model(config, 5, -1, masters_of(options));
+    const Llama model(config, 5, -1, main_params_of(options));
     Optimizer optimizer(model, 5, {.weight_decay = 0.1}, gradients);
     bytes[comm.rank()] = optimizer.state_bytes();
     const Program program = program_of(gradients);
@@ -122,9 +122,10 @@ Trained train(const Way& way, int refused = -1) {
     for (const at::Tensor& parameter : model.parameters()) {
       if (comm.rank() == 0) result.parameters.push_back(parameter.detach().clone());
     }
-    const std::vector<at::Tensor> masters = optimizer.gather_masters(comm);
-    EXPECT_EQ(masters.empty(), comm.rank() > 0);
-    for (const at::Tensor& master : masters) result.masters.push_back(master.clone());
+    const std::vector<at::Tensor> main_params = optimizer.gather_main_params(comm);
+    EXPECT_EQ(main_params.empty(), comm.rank() > 0);
+    for (const at::Tensor& main_param : main_params)
+      result.main_params.push_back(main_param.clone());
   });
   result.state_bytes = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
   result.most_state_bytes = *std::ranges::max_element(bytes);
@@ -148,12 +149,12 @@ TEST(WeightUpdate, has_the_same_bits_for_every_size_of_buckets_and_number_of_ran
                                    distributed));
           const Trained got = train({dtype, ranks, bucket_mb, distributed});
           EXPECT_EQ(got.norms, want.norms);
-          expect_equal(got.masters, want.masters);
+          expect_equal(got.main_params, want.main_params);
           if (!distributed) continue;
-          // The phases compute with the same values as with a copy of the masters.
-          for (size_t i = 0; i < want.masters.size(); ++i) {
-            EXPECT_TRUE(
-                at::equal(got.parameters[i], want.masters[i].to(got.parameters[i].scalar_type())));
+          // The phases compute with the same values as with a copy of the main params.
+          for (size_t i = 0; i < want.main_params.size(); ++i) {
+            EXPECT_TRUE(at::equal(got.parameters[i],
+                                  want.main_params[i].to(got.parameters[i].scalar_type())));
           }
         }
       }
@@ -165,15 +166,15 @@ TEST(WeightUpdate, a_refused_step_leaves_the_weights_and_counts_no_update) {
   for (const bool distributed : {false, true}) {
     const Trained got = train({.ranks = 2, .bucket_mb = 0.05, .distributed = distributed}, 1);
     const Trained want = train({}, 1);
-    expect_equal(got.masters, want.masters);
-    EXPECT_FALSE(at::equal(got.masters[0], train({}).masters[0]));
+    expect_equal(got.main_params, want.main_params);
+    EXPECT_FALSE(at::equal(got.main_params[0], train({}).main_params[0]));
   }
 }
 
 TEST(WeightUpdate, a_distributed_optimizer_divides_the_state_among_the_ranks) {
   for (const ScalarType dtype : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
     const auto elements = flat_layout(weight_table(small(dtype))).elements;
-    // Two moments; in bf16 masters, too.
+    // Two moments; in bf16 main params, too.
     const int64_t each = dtype == ScalarType::kBFloat16 ? 12 : 8;
     for (const int ranks : {1, 2, 4, 7}) {
       const Trained whole = train({dtype, ranks, 0.016});

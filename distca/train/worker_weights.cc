@@ -55,10 +55,10 @@ Message message(int peer, const at::Tensor& tensor) {
 }
 
 /// On the first replica of a stage behind the first.
-void send(Communicator& all_workers, const std::vector<at::Tensor>& masters,
+void send(Communicator& all_workers, const std::vector<at::Tensor>& main_params,
           const std::vector<Part>& parts) {
   for (const Part& part : parts) {
-    const at::Tensor elements = elements_of(masters[part.in_stage], part.elements);
+    const at::Tensor elements = elements_of(main_params[part.in_stage], part.elements);
     const at::Tensor piece =
         elements.is_cpu() ? upload(elements, message_device(all_workers)) : elements;
     const Message send = message(0, piece);
@@ -98,7 +98,7 @@ WorkerWeights::WorkerWeights(const Config& config, Communicator& comm, const Run
                              std::shared_ptr<const GradientExchange> exchange)
     : gradients(exchange ? std::move(exchange) : rank_gradients(config, run, comm.rank())),
       model(config.model, run.stage_of(comm.rank()), static_cast<uint64_t>(config.train.seed),
-            comm.cuda_device(), masters_of(step_options(config))),
+            comm.cuda_device(), main_params_of(step_options(config))),
       optimizer(model, static_cast<uint64_t>(config.train.seed), config.optimizer, gradients),
       group(comm.split(run.replicas_of(run.grid.stage(comm.rank())))),
       whole_group(run.is_pipeline() ? comm.split_first(run.grid.num_workers()) : nullptr),
@@ -130,9 +130,10 @@ std::vector<at::Tensor> gather_stages(Communicator& all_workers, const RunGrid& 
 }
 
 std::vector<at::Tensor> gather_trained_weights(WorkerWeights& weights, const RunGrid& run) {
-  const std::vector<at::Tensor> masters = weights.optimizer.gather_masters(weights.all_workers);
-  if (!run.is_pipeline() || masters.empty()) return masters;
-  return gather_stages(weights.all_workers, run, weights.model.config(), masters);
+  const std::vector<at::Tensor> main_params =
+      weights.optimizer.gather_main_params(weights.all_workers);
+  if (!run.is_pipeline() || main_params.empty()) return main_params;
+  return gather_stages(weights.all_workers, run, weights.model.config(), main_params);
 }
 
 }  // namespace distca

@@ -50,8 +50,8 @@ std::vector<at::Tensor> gather_stages(Communicator& all_workers, const RunGrid& 
                                       const LlamaConfig& model,
                                       const std::vector<at::Tensor>& mine);
 
-/// Brings the trained weights, as the masters are, to rank 0, as gather_stages() does; its own lie
-/// where its gradients lay. All workers call it together.
+/// Brings the trained weights, as the main params are, to rank 0, as gather_stages() does; its own
+/// lie where its gradients lay. All workers call it together.
 std::vector<at::Tensor> gather_trained_weights(WorkerWeights& weights, const RunGrid& run);
 
 }  // namespace distca

@@ -37,7 +37,7 @@ TEST(StageWeights, every_weight_is_kept_by_one_stage_in_the_order_of_the_model) 
   }
 }
 
-TEST(WorkerWeights, of_all_stages_come_to_rank_0_as_the_masters_are) {
+TEST(WorkerWeights, of_all_stages_come_to_rank_0_as_the_main_params_are) {
   const std::vector<Way> ways = {{},
                                  {.replicas = 3, .zero = true},
                                  {.stages = 2, .replicas = 2},
