@@ -61,23 +61,23 @@ std::unique_ptr<Communicator> join_ranks(const Config& config, const Rendezvous&
 
 TrainEnd train_as_rank(const Config& config, const Rendezvous& rendezvous, const RunStart& start) {
   const auto store = start_store_process(rendezvous, config.comm.grace_s);
-  const RunSignals told(config);  // starts a thread: after the store's process was forked
+  const RunSignals signals(config);  // starts a thread: after the store's process was forked
   const int device =
       config.on_cuda() ? use_local_device(rendezvous.local_rank, local_devices()) : -1;
   const std::shared_ptr<void> of_thread = device < 0 ? nullptr : begin_device_rank(device);
   const std::unique_ptr<Communicator> comm = join_ranks(config, rendezvous, device);
-  return train(config, *comm, *told.state, start);
+  return train(config, *comm, *signals.state, start);
 }
 
 /// Ranks that are threads of this process.
 TrainEnd train_as_threads(const Config& config, int ranks, const RunStart& start) {
   const ThreadDevice device = config.on_cuda() ? cuda_thread_device(0) : ThreadDevice{};
-  const RunSignals told(config);
+  const RunSignals signals(config);
   TrainEnd end;
   run_ranks(
       ranks, config.comm,
       [&](Communicator& comm) {
-        const TrainEnd of_rank = train(config, comm, *told.state, start);
+        const TrainEnd of_rank = train(config, comm, *signals.state, start);
         if (comm.rank() == 0) end = of_rank;
       },
       device);

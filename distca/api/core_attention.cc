@@ -178,7 +178,7 @@ Layer::Layer(std::shared_ptr<CoreAttention::Engine> engine, std::shared_ptr<Rank
   const bool forward = pass_ == Pass::kForward;
   const Content result = forward ? Content::kO : Content::kGradient;
   reserve(forward ? BufferRole::kOIn : BufferRole::kGradientIn, exchange.servers(result));
-  // First, so that servers hear of it before this rank's messages fill the wire.
+  // First, so that servers know of it before this rank's messages fill the wire.
   if (!engine_->comm.ends_in_order()) from_servers_ = issue(result, Directions::kReceives);
   if (forward) {
     reserve(BufferRole::kQkvOut, exchange.servers(Content::kQkv));

@@ -433,7 +433,7 @@ TEST(Api, says_in_one_line_what_is_wrong) {
   });
 }
 
-TEST(Api, ranks_with_different_plans_are_told) {
+TEST(Api, different_plans_are_reported_to_all_ranks) {
   const Shape shape = shape_of(ScalarType::kFloat32);
   run_ranks(2, kComm, [&](Communicator& comm) {
     CoreAttention attention(comm, shape);

@@ -40,7 +40,7 @@ bool goes_on_after(int signal, int times = 1) {
   return asked == signal && times_asked == 1;
 }
 
-TEST(StopSignals, each_is_told_in_one_line_with_exit_code_130) {
+TEST(StopSignals, each_is_reported_in_one_line_with_exit_code_130) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(stop_by(SIGINT), testing::ExitedWithCode(130), "^distca: stopped by SIGINT\n$");
   EXPECT_EXIT(stop_by(SIGTERM), testing::ExitedWithCode(130), "^distca: stopped by SIGTERM\n$");

@@ -35,7 +35,7 @@ struct Connections {
 
   [[noreturn]] void fail(const FailedWait& wait) {
     failed = true;
-    throw Error(ErrorKind::kComm, "{}", health->heartbeat.judge(wait));
+    throw Error(ErrorKind::kComm, "{}", health->heartbeat.diagnose(wait));
   }
 
   const std::unique_ptr<Health> health;
@@ -55,7 +55,7 @@ class C10dExchange : public PendingExchange {
         num_receives_(num_receives) {}
 
   ~C10dExchange() override {
-    // A rank that fails does not wait for the others: they are about to hear of it.
+    // A rank that fails does not wait for the others: they are about to learn of it.
     if (std::uncaught_exceptions() > exceptions_) return;
     try {
       wait();

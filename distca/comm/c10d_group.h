@@ -4,7 +4,7 @@
 //
 // Deadlines are kept by DistCA and not by the backend (docs/comm.md). The backend's own timeout
 // would close the connections of live ranks. So each wait asks the backend for a longer timeout, a
-// watchdog thread ends the wait in time, and heartbeats in the store tell which rank is to blame.
+// watchdog thread ends the wait in time, and heartbeats in the store say which rank is to blame.
 
 #include <functional>
 #include <memory>

@@ -81,7 +81,7 @@ class Communicator {
   /// The group of the ranks 0 .. count - 1.
   std::unique_ptr<Communicator> split_first(int count);
 
-  /// Tells which step this rank is at. Its heartbeat shows that to the ranks that wait for it.
+  /// Sets which step this rank is at. Its heartbeat shows that to the ranks that wait for it.
   virtual void set_step(int64_t step) = 0;
 
   /// Throws the Error(kComm) of the group, if the group has failed. Where waits do not hold the

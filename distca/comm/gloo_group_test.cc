@@ -222,7 +222,7 @@ TEST(GlooGroup, a_rank_that_comes_just_after_the_timeout_is_named_behind) {
 }
 
 TEST(GlooGroup, a_failed_rank_ends_the_waits_of_the_others_early) {
-  std::atomic<int> heard = 0;
+  std::atomic<int> num_failed = 0;
   std::latch connected(3);  // a rank that fails earlier ends the others' start, not their waits
   const Stopwatch watch;
   EXPECT_THROW(run_on(Backend::kGloo, 3, kVeryPatient,
@@ -237,11 +237,11 @@ TEST(GlooGroup, a_failed_rank_ends_the_waits_of_the_others_early) {
                           group.exchange({}, {&in, 1}, "combine")->wait();
                         } catch (const Error& error) {
                           EXPECT_THAT(error.what(), HasSubstr("rank 1 ended with an error"));
-                          ++heard;
+                          ++num_failed;
                         }
                       }),
                std::out_of_range);
-  EXPECT_EQ(heard, 2);
+  EXPECT_EQ(num_failed, 2);
   EXPECT_LT(watch.seconds(), kSoon_s);
 }
 

@@ -85,7 +85,7 @@ class ThreadGroup {
   };
 
   void offer(const Key& key, Side side, std::deque<Side> Box::*mine, std::deque<Side> Box::*other);
-  std::string judge(const Wait& wait, double waited_s) const;
+  std::string diagnose(const Wait& wait, double waited_s) const;
   std::optional<std::string> copy(const Side& send, const Side& receive, DeviceMark* end) const;
   void follow(const std::vector<DeviceMark>& marks) const;
   void fail(std::string why);
@@ -205,7 +205,7 @@ void ThreadGroup::wait(const std::shared_ptr<Issued>& issued, bool sends_too) {
   Wait& mine = waits_[issued->rank];
   mine = {issued, sends_too};
   if (!changed_.wait_until(lock, deadline, over)) {
-    fail(judge(mine, std::chrono::duration<double>(Clock::now() - start).count()));
+    fail(diagnose(mine, std::chrono::duration<double>(Clock::now() - start).count()));
   }
   mine = {};
   if (!arrived()) throw Error(ErrorKind::kComm, "{}", *failure_);
@@ -217,7 +217,7 @@ void ThreadGroup::wait(const std::shared_ptr<Issued>& issued, bool sends_too) {
   follow(sent);
 }
 
-std::string ThreadGroup::judge(const Wait& wait, double waited_s) const {
+std::string ThreadGroup::diagnose(const Wait& wait, double waited_s) const {
   std::vector<RankNews> news = news_;
   for (int rank = 0; rank < size(); ++rank) news[rank].awaits = waits_[rank].peers();
   return diagnosis({.rank = wait.issued->rank,
@@ -243,7 +243,7 @@ void ThreadGroup::withdraw(const std::shared_ptr<Issued>& issued) {
     follow(issued->received);
     follow(issued->sent);
   } catch (const std::exception&) {
-    // The device is lost: whoever uses it next hears of it.
+    // The device is lost: whoever uses it next gets the error.
   }
 }
 
@@ -273,7 +273,7 @@ class ThreadExchange : public PendingExchange {
       : group_(std::move(group)), issued_(std::move(issued)) {}
 
   ~ThreadExchange() override {
-    // A rank that fails does not wait for the others: they are about to hear of it.
+    // A rank that fails does not wait for the others: they are about to learn of it.
     if (std::uncaught_exceptions() == exceptions_) {
       try {
         wait();
@@ -322,7 +322,7 @@ class Ending {
  public:
   explicit Ending(int size) : size_(size), running_(size) {}
 
-  /// Before the others hear of it: their failures follow from this one.
+  /// Before the others learn of it: their failures follow from this one.
   void fail(std::exception_ptr why) {
     std::lock_guard lock(mutex_);
     if (!first_) first_ = std::move(why);

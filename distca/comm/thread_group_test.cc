@@ -94,8 +94,8 @@ TEST(ThreadGroup, the_first_failure_is_rethrown_and_ends_all_waits) {
   EXPECT_LT(watch.seconds(), kPatient.timeout_s / 2);
 }
 
-TEST(ThreadGroup, the_others_hear_which_rank_failed_and_where) {
-  std::atomic<int> heard = 0;
+TEST(ThreadGroup, the_others_report_which_rank_failed_and_where) {
+  std::atomic<int> num_failed = 0;
   EXPECT_THROW(run_ranks(3, kPatient,
                          [&](Communicator& group) {
                            std::byte byte{};
@@ -111,11 +111,11 @@ TEST(ThreadGroup, the_others_hear_which_rank_failed_and_where) {
                              EXPECT_STREQ(error.what(),
                                           "rank 1 ended with an error (last seen: step 7, forward "
                                           "layer 2 core_attention)");
-                             ++heard;
+                             ++num_failed;
                            }
                          }),
                std::out_of_range);
-  EXPECT_EQ(heard, 2);
+  EXPECT_EQ(num_failed, 2);
 }
 
 TEST(ThreadGroup, a_rank_that_computes_for_ever_is_named_and_does_not_keep_the_process) {
@@ -311,7 +311,7 @@ TEST(ThreadGroup, a_copy_that_fails_ends_the_waits_of_all) {
                    const DeviceMark&) -> DeviceMark {
     throw std::runtime_error("out of memory\nstack");
   };
-  std::atomic<int> heard = 0;
+  std::atomic<int> num_failed = 0;
   const Stopwatch watch;
   try {
     run_ranks(
@@ -329,7 +329,7 @@ TEST(ThreadGroup, a_copy_that_fails_ends_the_waits_of_all) {
           } catch (const Error& error) {
             EXPECT_THAT(error.what(), HasSubstr(" could not copy a message of rank "));
             EXPECT_THAT(error.what(), ::testing::EndsWith(" in dispatch: out of memory"));
-            ++heard;
+            ++num_failed;
             throw;
           }
         },
@@ -338,7 +338,7 @@ TEST(ThreadGroup, a_copy_that_fails_ends_the_waits_of_all) {
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), 1);
   }
-  EXPECT_EQ(heard, 3);
+  EXPECT_EQ(num_failed, 3);
   EXPECT_LT(watch.seconds(), kPatient.timeout_s / 2);
 }
 
@@ -370,7 +370,7 @@ class RoomForTwoThreads {
 
 TEST(ThreadGroup, a_thread_that_the_system_refuses_ends_the_ranks_already_started) {
   const RoomForTwoThreads room;
-  std::atomic<int> heard = 0;
+  std::atomic<int> num_failed = 0;
   try {
     run_ranks(4, kPatient, [&](Communicator& group) {
       std::byte byte{};
@@ -378,7 +378,7 @@ TEST(ThreadGroup, a_thread_that_the_system_refuses_ends_the_ranks_already_starte
       try {
         group.exchange({}, {&in, 1}, "for ever")->wait();
       } catch (const Error&) {
-        ++heard;
+        ++num_failed;
         throw;
       }
     });
@@ -387,7 +387,7 @@ TEST(ThreadGroup, a_thread_that_the_system_refuses_ends_the_ranks_already_starte
     EXPECT_EQ(error.kind(), ErrorKind::kIo);
     EXPECT_THAT(error.what(), HasSubstr("cannot start rank 2 of 4 as a thread: "));
   }
-  EXPECT_EQ(heard, 2);
+  EXPECT_EQ(num_failed, 2);
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ const std::vector<std::vector<std::vector<int64_t>>> kSteps = {
     {{}, {3000, 500}, {1}},  // one token
 };
 
-/// By tag, in the order of the list: verdicts take a rank with fewer for one that is behind.
+/// By tag, in the order of the list: diagnoses take a rank with fewer for one that is behind.
 std::vector<uint32_t> exchanges_of(const Program& program) {
   std::vector<uint32_t> tags;
   for (const Op& op : program.ops) {

@@ -196,7 +196,7 @@ FoundRun find_run(const fs::path& folder) {
 }
 
 /// Returns the contents of a folder if a run may take it. Throws Error(kConfig) otherwise.
-FoundRun judge(const fs::path& folder, const TakeFolder& how) {
+FoundRun check_may_take(const fs::path& folder, const TakeFolder& how) {
   FoundRun found = find_run(folder);
   if (how.overwrite || how.goes_on_after > 0) return found;
   DISTCA_THROW_IF(found.has_checkpoints, ErrorKind::kConfig,
@@ -219,12 +219,12 @@ void check_run_folder(const fs::path& folder, const TakeFolder& how) {
     if (!lock_file(lock.get())) throw in_use(folder);
     finish_replacement(folder);
   }
-  judge(folder, how);
+  check_may_take(folder, how);
 }
 
 RunFolder::RunFolder(fs::path folder, const TakeFolder& how)
     : folder_(std::move(folder)), how_(how) {
-  judge(folder_, how);
+  check_may_take(folder_, how);
   std::error_code ignored;  // if the look fails, making the folder fails, too, and says why
   DISTCA_THROW_IF(fs::exists(folder_, ignored) && !fs::is_directory(folder_, ignored),
                   ErrorKind::kConfig, "train.output_dir = {}: it is a file, a folder is wanted",
@@ -232,7 +232,7 @@ RunFolder::RunFolder(fs::path folder, const TakeFolder& how)
   made_folder_ = create_folder(folder_);
   take_lock();
   finish_replacement(folder_);
-  const FoundRun found = judge(folder_, how);  // now that nobody else writes
+  const FoundRun found = check_may_take(folder_, how);  // now that nobody else writes
   had_weights_ = found.has_weights;
   if (how.goes_on_after == 0 && (had_weights_ || found.steps > 0)) {
     replaces_ = fmt::format("replacing the {}run in {} {}",

@@ -64,7 +64,7 @@ void RunOutput::say_bad_tokens(const StepMetrics& metrics) {
       metrics.step, counted(metrics.plan.bad_tokens, "token"), config_.data.bad_tokens));
 }
 
-void RunOutput::tell(const StepMetrics& metrics, const ResolvedConfig& resolved) {
+void RunOutput::report(const StepMetrics& metrics, const ResolvedConfig& resolved) {
   if (metrics.plan.bad_tokens > 0) say_bad_tokens(metrics);
   if (metrics.plan.num_redispatched > 0) say_redispatched(metrics.step);
   Json line = metrics_line(metrics, config_, resolved);

@@ -4,7 +4,7 @@
 //
 //     RunOutput output(config, state, files_beside_weights(data), /*goes_on_after=*/0, 1);
 //     output.begin(text);
-//     output.tell(metrics, resolved);          // after every step
+//     output.report(metrics, resolved);          // after every step
 //     output.save_weights(model, steps);       // at the end
 //     output.save_beside();
 //     output.end(summary_text(config, data, summary));
@@ -38,7 +38,7 @@ class RunOutput {
   /// Writes the first files, and the text for people.
   void begin(const std::string& text);
   /// After every step: its line for machines and, now and then, one for people.
-  void tell(const StepMetrics& metrics, const ResolvedConfig& resolved);
+  void report(const StepMetrics& metrics, const ResolvedConfig& resolved);
   /// Replaces the weights that the folder holds by those after so many steps. Throws Error(kIo).
   void save_weights(const std::vector<at::Tensor>& weights, int64_t steps);
   /// Writes the files that go next to the weights. One that is there with other contents stays, and

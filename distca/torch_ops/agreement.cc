@@ -92,7 +92,7 @@ uint64_t inputs_of(const LayerKinds& layers) {
 /// Returns what all ranks announce, in rank order. Throws if it does not fit together.
 std::vector<Announcement> announce(Ranks& over, Announcement mine) {
   mine.latest_plans = over.latest_plans;
-  auto said = all_gather(over.comm(), mine, "telling lengths of documents");
+  auto said = all_gather(over.comm(), mine, "exchanging lengths of documents");
   const auto batches = [](const Announcement& one) {
     return one.ended == kGoesOn ? "goes on" : fmt::format("ended after {} batches", one.ended);
   };
@@ -132,7 +132,7 @@ std::vector<std::vector<int64_t>> other_lengths(Communicator& comm, std::vector<
   mine.resize(most);
   const std::vector<std::byte> bytes =
       all_gather_bytes(comm, std::as_bytes(std::span(mine).subspan(kLengthsAtOnce)),
-                       "telling more lengths of documents");
+                       "exchanging more lengths of documents");
   const auto* theirs = reinterpret_cast<const int64_t*>(bytes.data());
   for (size_t rank = 0; rank < all.size(); ++rank, theirs += most - kLengthsAtOnce) {
     const int64_t rest = std::max<int64_t>(0, said[rank].documents - kLengthsAtOnce);

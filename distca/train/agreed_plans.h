@@ -33,7 +33,7 @@ class AgreedPlans {
   /// called while nobody plans.
   void restart(const std::function<void()>& change, Speeds speeds);
 
-  /// This rank has failed in something else, which next() tells the others.
+  /// This rank has failed in something else, which next() reports to the others.
   void fail(const Error& error) { failure_ = error; }
   const std::optional<Error>& failure() const { return failure_; }
 

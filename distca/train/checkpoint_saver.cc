@@ -318,7 +318,7 @@ SaveReport CheckpointSaver::report() {
   return {State::kFailed};
 }
 
-void CheckpointSaver::heard(const std::vector<SaveReport>& all) {
+void CheckpointSaver::on_reports(const std::vector<SaveReport>& all) {
   using State = SaveReport::State;
   if (!under_way()) return;
   const auto any = [&](State state) {
@@ -407,7 +407,7 @@ bool CheckpointSaver::wait_for_all() {
     const int64_t step = head_.step;
     if (const int rank = wait(writing_); rank >= 0)
       throw too_slow(step, fmt::format("rank {} did not write its part of the checkpoint", rank));
-    heard(all_gather(comm_, report(), kOperation));
+    on_reports(all_gather(comm_, report(), kOperation));
   }
   if (wait(completing_) >= 0)
     throw too_slow(completing_step_, "rank 0 did not complete the checkpoint");

@@ -4,7 +4,7 @@
 //
 //     saver.begin(step, trainer, &optimizer, /*beside=*/true);  // copies, starts to write
 //     // ... the next steps; each shares what every rank reports ...
-//     saver.heard(all_gather(comm, saver.report(), ...));
+//     saver.on_reports(all_gather(comm, saver.report(), ...));
 //     saver.finish();  // at the end: waits until it is complete
 //
 // A save that fails costs nothing but itself: the rank that could not write says why, all ranks
@@ -72,10 +72,10 @@ class CheckpointSaver {
   /// The save that is under way shall remove no older checkpoint, as its state may be spoilt.
   void keep_older() { removes_older_ = false; }
   /// Returns the state of this rank's part of the save. Each rank passes the reports of all ranks
-  /// to heard().
+  /// to on_reports().
   SaveReport report();
   /// Takes what all ranks have reported, in rank order.
-  void heard(const std::vector<SaveReport>& all);
+  void on_reports(const std::vector<SaveReport>& all);
   /// Waits for the save that is under way, if there is one. Returns true if it succeeded; on ranks
   /// other than 0, true means only that all pieces were written. Throws Error(kIo) if it takes
   /// longer than checkpoint.grace_s.

@@ -101,10 +101,10 @@ std::unique_ptr<CheckpointReader> open_checkpoint(Communicator& comm, const Conf
   const std::string mine =
       comm.rank() > 0 || !chosen ? "" : (own ? chosen->filename() : *chosen).string();
   const bool is_own = all_gather(comm, uint8_t(own), kOperation)[0] == 1;
-  const std::string told = all_gather_texts(comm, mine, kOperation)[0];
-  if (told.empty()) return nullptr;
+  const std::string reported = all_gather_texts(comm, mine, kOperation)[0];
+  if (reported.empty()) return nullptr;
   const fs::path run = config.train.output_dir;
-  const fs::path folder = is_own ? checkpoints_folder(run) / told : fs::path(told);
+  const fs::path folder = is_own ? checkpoints_folder(run) / reported : fs::path(reported);
   std::unique_ptr<CheckpointReader> reader;
   do_long_work(comm, config.comm.timeout_s, kOperation, [&] {
     if (comm.rank() > 0) appears(folder / kIndexFile, late_folder_s(config));

@@ -9,7 +9,7 @@ Error diverged(const Config& config, std::string_view what, std::string_view sav
                config.optimizer.lr, saved);
 }
 
-Error bad_step(const Config& config, int64_t step, const StepVerdict& verdict, int64_t num_skipped,
+Error bad_step(const Config& config, int64_t step, const StepOutcome& outcome, int64_t num_skipped,
                bool all_bad, std::string_view saved) {
   const bool initial = step == 1;  // the initial weights are no update's fault
   const bool skips = config.train.bad_step == Config::Train::BadStep::kSkip;
@@ -22,7 +22,7 @@ Error bad_step(const Config& config, int64_t step, const StepVerdict& verdict, i
                 config.optimizer.lr, skips ? "" : ", which train.bad_step=skip leaves out")
           : fmt::format("lower {} (now {})", initial ? "model.initializer_range" : "optimizer.lr",
                         initial ? config.model.initializer_range : config.optimizer.lr);
-  return Error(ErrorKind::kTraining, "step {}: {}; {}{}{}", step, verdict.words(), advice,
+  return Error(ErrorKind::kTraining, "step {}: {}; {}{}{}", step, outcome.words(), advice,
                num_skipped == 0 ? "" : fmt::format("; {} steps in a row were skipped", num_skipped),
                saved);
 }

@@ -21,7 +21,7 @@ Error diverged(const Config& config, std::string_view what, std::string_view sav
 /// A bad step ends the run. `num_skipped` steps in a row before it were skipped; `all_bad`: this
 /// start went on from a checkpoint, and none of its steps was good; `saved` is what is to be said
 /// about the state before it.
-Error bad_step(const Config& config, int64_t step, const StepVerdict& verdict, int64_t num_skipped,
+Error bad_step(const Config& config, int64_t step, const StepOutcome& outcome, int64_t num_skipped,
                bool all_bad, std::string_view saved);
 
 /// Throws if ranks (`others`) hold other weights before the first step than they should.

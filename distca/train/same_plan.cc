@@ -18,13 +18,13 @@ struct RankPlan {
 }  // namespace
 
 PlanWord compare_plans(Communicator& comm, const PlanWord& mine, std::optional<Error>* failure) {
-  RankPlan told{.word = mine};
-  if (*failure) told = {.word = {}, .failed = 1, .kind = (*failure)->kind()};
-  const std::vector<RankPlan> all = all_gather(comm, told, "plan hash");
+  RankPlan report{.word = mine};
+  if (*failure) report = {.word = {}, .failed = 1, .kind = (*failure)->kind()};
+  const std::vector<RankPlan> all = all_gather(comm, report, "plan hash");
   if (const auto first = std::ranges::find(all, 1, &RankPlan::failed); first != all.end()) {
     const std::string text =
         text_of_rank(comm, static_cast<int>(first - all.begin()),
-                     *failure ? (*failure)->what() : "", "telling why there is no plan");
+                     *failure ? (*failure)->what() : "", "reporting why there is no plan");
     *failure = Error(first->kind, "{}", text);
     return {};
   }

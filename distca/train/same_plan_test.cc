@@ -54,7 +54,7 @@ TEST(AgreedPlans, give_a_batch_to_all_ranks_or_the_failure_of_one) {
   });
 }
 
-TEST(AgreedPlans, what_a_rank_fails_in_otherwise_is_told_too) {
+TEST(AgreedPlans, what_a_rank_fails_in_otherwise_is_reported_too) {
   run_ranks(2, {.timeout_s = 30}, [](Communicator& comm) {
     AgreedPlans plans([](const Speeds&) { return PlannedBatch(); }, {}, comm);
     if (comm.rank() == 0) plans.fail(Error(ErrorKind::kIo, "no room"));

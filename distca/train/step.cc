@@ -29,13 +29,13 @@ class Player final : public OpPlayer {
   }
 
   void play(const Op& op) override {
-    tell(op, false);
+    notify(op, false);
     compute(op);
-    tell(op, true);
+    notify(op, true);
   }
   // Gradients and weights travel from where they are, and land where they are wanted.
   void pack(const Op& op) override {
-    tell(op, false);
+    notify(op, false);
     if (is_of_weights(op.kind)) return;
     op.kind == OpKind::kP2p ? pack_p2p(op) : attention_.pack(op);
   }
@@ -45,7 +45,7 @@ class Player final : public OpPlayer {
   }
   void issue(const Op& op) override {
     with_its_part(op, [&](auto& part) { part.issue(op); });
-    tell(op, true);
+    notify(op, true);
   }
   void wait(const Op& op) override {
     with_its_part(op, [&](auto& part) { part.wait(op); });
@@ -57,7 +57,7 @@ class Player final : public OpPlayer {
   StepLosses& losses() { return losses_; }
 
  private:
-  void tell(const Op& op, bool is_over) {
+  void notify(const Op& op, bool is_over) {
     if (watch_) watch_(op, is_over);
   }
 

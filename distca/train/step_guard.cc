@@ -21,7 +21,7 @@ std::deque<double> numbers(const JsonField& field) {
 
 }  // namespace
 
-std::string StepVerdict::words() const {
+std::string StepOutcome::words() const {
   const auto spike = [this](const char* what) {
     return fmt::format("the {} {:.4g} is {:.1f} times the median of the steps before ({:.4g})",
                        what, value, value / median, median);
@@ -41,8 +41,8 @@ std::string StepVerdict::words() const {
   return "nothing is wrong";
 }
 
-StepVerdict StepGuard::judge(double loss, double grad_norm) const {
-  using Kind = StepVerdict::Kind;
+StepOutcome StepGuard::check(double loss, double grad_norm) const {
+  using Kind = StepOutcome::Kind;
   if (!std::isfinite(grad_norm)) return {.kind = Kind::kNormNotFinite, .value = grad_norm};
   if (!std::isfinite(loss)) return {.kind = Kind::kLossNotFinite, .value = loss};
   if (spike_factor_ == 0 || norms_.size() < kFirst) return {};

@@ -2,8 +2,8 @@
 // Looks for steps that must not reach the weights: the loss or the gradient norm is not finite, or
 // is many times what it was in the steps before (train.spike_factor).
 //
-//     const StepVerdict verdict = guard.judge(loss, grad_norm);
-//     if (verdict.good()) { guard.accept(loss, grad_norm); optimizer.update(lr); }
+//     const StepOutcome outcome = guard.check(loss, grad_norm);
+//     if (outcome.good()) { guard.accept(loss, grad_norm); optimizer.update(lr); }
 //
 // It is a function of numbers that all workers share, so all decide alike. Thread rule: one thread.
 
@@ -15,9 +15,9 @@
 
 namespace distca {
 
-/// The verdict whether a step may reach the weights. It is a plain value, which ranks send each
+/// Whether a step may reach the weights. It is a plain value, which ranks send each
 /// other.
-struct StepVerdict {
+struct StepOutcome {
   enum class Kind : int32_t {
     kGood,
     kNormNotFinite,
@@ -41,7 +41,7 @@ class StepGuard {
   explicit StepGuard(double spike_factor) : spike_factor_(spike_factor) {}
 
   /// `loss` in nats a target.
-  StepVerdict judge(double loss, double grad_norm) const;
+  StepOutcome check(double loss, double grad_norm) const;
   /// Adds a good step.
   void accept(double loss, double grad_norm);
 

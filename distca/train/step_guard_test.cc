@@ -9,7 +9,7 @@ namespace distca {
 namespace {
 
 using testing::HasSubstr;
-using Kind = StepVerdict::Kind;
+using Kind = StepOutcome::Kind;
 
 /// After steps whose loss is 5 and whose norms are 0.9, 1.0 and 1.1 in turn.
 StepGuard after(int steps, double spike_factor) {
@@ -21,23 +21,23 @@ StepGuard after(int steps, double spike_factor) {
 TEST(StepGuard, what_is_not_finite_is_bad_from_the_first_step_on) {
   for (const int steps : {0, 50}) {
     const StepGuard guard = after(steps, 0);
-    EXPECT_TRUE(guard.judge(5, 1e30).good());
-    EXPECT_EQ(guard.judge(5, INFINITY).kind, Kind::kNormNotFinite);
-    EXPECT_EQ(guard.judge(NAN, NAN).kind, Kind::kNormNotFinite);
-    EXPECT_EQ(guard.judge(NAN, 1).kind, Kind::kLossNotFinite);
-    EXPECT_FALSE(guard.judge(NAN, 1).finite());
-    EXPECT_EQ(guard.judge(5, NAN).words(), "the gradient norm is not finite");
+    EXPECT_TRUE(guard.check(5, 1e30).good());
+    EXPECT_EQ(guard.check(5, INFINITY).kind, Kind::kNormNotFinite);
+    EXPECT_EQ(guard.check(NAN, NAN).kind, Kind::kNormNotFinite);
+    EXPECT_EQ(guard.check(NAN, 1).kind, Kind::kLossNotFinite);
+    EXPECT_FALSE(guard.check(NAN, 1).finite());
+    EXPECT_EQ(guard.check(5, NAN).words(), "the gradient norm is not finite");
   }
 }
 
 TEST(StepGuard, a_spike_is_above_the_factor_times_the_median) {
-  EXPECT_TRUE(after(StepGuard::kFirst - 1, 4).judge(5, 100).good());
+  EXPECT_TRUE(after(StepGuard::kFirst - 1, 4).check(5, 100).good());
   const StepGuard guard = after(StepGuard::kFirst, 4);
-  EXPECT_TRUE(guard.judge(5, 3.99).good());
-  EXPECT_EQ(guard.judge(5, 4.01).kind, Kind::kNormSpike);
-  EXPECT_EQ(guard.judge(20.1, 1).kind, Kind::kLossSpike);
-  EXPECT_TRUE(guard.judge(20.1, 1).finite());
-  EXPECT_THAT(guard.judge(5, 8).words(),
+  EXPECT_TRUE(guard.check(5, 3.99).good());
+  EXPECT_EQ(guard.check(5, 4.01).kind, Kind::kNormSpike);
+  EXPECT_EQ(guard.check(20.1, 1).kind, Kind::kLossSpike);
+  EXPECT_TRUE(guard.check(20.1, 1).finite());
+  EXPECT_THAT(guard.check(5, 8).words(),
               HasSubstr("the gradient norm 8 is 8.0 times the median of the steps before (1)"));
 }
 
@@ -48,7 +48,7 @@ TEST(StepGuard, goes_on_from_its_state) {
   StepGuard other(4);
   other.restore(JsonField(state, "state", ErrorKind::kCheckpoint));
   EXPECT_EQ(other.state(), guard.state());
-  EXPECT_EQ(other.judge(5, 5).median, guard.judge(5, 5).median);
+  EXPECT_EQ(other.check(5, 5).median, guard.check(5, 5).median);
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ class Trainer {
       StepMetrics metrics = train_step(step);
       // Also after a skipped step: the validation batches are planned already.
       const bool evaluated = ends_badly() || !batches_.evaluates(step) || evaluate(&metrics);
-      tell(metrics);
+      report(metrics);
       if (!evaluated) end_for_input(step);
       if (ends_badly()) end_badly(step);
       check_validation(metrics);
@@ -190,11 +190,11 @@ class Trainer {
     throw Error(plans_->failure()->kind(), "{}{}", plans_->failure()->what(), saved);
   }
 
-  /// After every step. What goes wrong on rank 0 is told the others before the next step.
-  void tell(const StepMetrics& metrics) {
+  /// After every step. What goes wrong on rank 0 is reported to the others before the next step.
+  void report(const StepMetrics& metrics) {
     summary_.add(metrics);
     try {
-      if (output_) output_->tell(metrics, resolved_);
+      if (output_) output_->report(metrics, resolved_);
     } catch (const Error& error) {
       plans_->fail(error);
     }
@@ -203,7 +203,7 @@ class Trainer {
   bool skips() const { return config_.train.bad_step == Config::Train::BadStep::kSkip; }
   /// Returns true if the step ends the run and has not reached the weights, alike on all ranks.
   bool ends_badly() const {
-    return !verdict_.good() && !(skips() && skipped_in_row_ <= config_.train.max_skipped_steps);
+    return !outcome_.good() && !(skips() && skipped_in_row_ <= config_.train.max_skipped_steps);
   }
 
   [[noreturn]] void end_badly(int64_t step) {
@@ -212,7 +212,7 @@ class Trainer {
         save_last(step - 1, skipped_in_row_ - 1, /*before_bad_step=*/true, all_bad);
     // Nobody ends the run before rank 0 has written the step's line.
     barrier(comm_, "end of a run that diverged");
-    throw bad_step(config_, step, verdict_, skips() ? skipped_in_row_ - 1 : 0, all_bad, saved);
+    throw bad_step(config_, step, outcome_, skips() ? skipped_in_row_ - 1 : 0, all_bad, saved);
   }
 
   /// The weights are those after `step`: saves them unless they are. Gives what to say about them.
@@ -284,13 +284,13 @@ class Trainer {
     StepMetrics metrics{.step = step, .lr = learning_rate(config_, step - 1)};
     if (weights_) weights_->optimizer.zero_gradients();
     const auto targets = static_cast<double>(std::max<int64_t>(1, planned.figures.targets));
-    verdict_ = {};
+    outcome_ = {};
     const auto accepts = [&](const GradientSum& sum) {  // all workers know the same
-      verdict_ = guard_.judge(sum.loss_sum / targets, sum.norm);
+      outcome_ = guard_.check(sum.loss_sum / targets, sum.norm);
       // A step without targets, of which nothing is learned, is no measure for others.
-      if (verdict_.good() && planned.figures.targets > 0)
+      if (outcome_.good() && planned.figures.targets > 0)
         guard_.accept(sum.loss_sum / targets, sum.norm);
-      return verdict_.good();
+      return outcome_.good();
     };
     const StepResult result =
         step_.train(planned.input, planned.figures.targets,
@@ -324,7 +324,7 @@ class Trainer {
   /// Exchanges all ranks' figures of the step and adds them to `metrics`.
   void share(const StepResult& mine, const PlannedBatch& planned, StepMetrics* metrics) {
     RankStep own = rank_step(config_, mine, planned, comm_.rank(), memory_, weights_.get());
-    own.verdict = verdict_;
+    own.outcome = outcome_;
     own.save = saver_->report();
     own.stop_signal = state_.stop_requested();
     own.ends_in_time = exit_time_.is_last(steady_seconds(), metrics->step_s,
@@ -336,7 +336,7 @@ class Trainer {
       saves.push_back(rank.save);
       stop_signal_ = std::max(stop_signal_, rank.stop_signal);
     }
-    hear(all[0].verdict, saves, metrics);
+    on_reports(all[0].outcome, saves, metrics);
     const int64_t targets = planned.figures.targets;
     if (targets > 0) metrics->loss = loss_sum / static_cast<double>(targets);
     metrics->grad_norm = all[0].grad_norm;  // dedicated servers have none
@@ -350,15 +350,15 @@ class Trainer {
     metrics->limit_left_s = exit_time_.left_s(steady_seconds());
   }
 
-  /// Takes rank 0's verdict on the step and all ranks' reports on the save that is under way.
-  void hear(const StepVerdict& verdict, const std::vector<SaveReport>& saves,
-            StepMetrics* metrics) {
-    verdict_ = verdict;
-    skipped_in_row_ = verdict.good() ? 0 : skipped_in_row_ + 1;
-    was_good_ = was_good_ || verdict.good();
-    metrics->skipped = !verdict.good();
-    if (!verdict.good()) saver_->keep_older();  // than a state of which this came
-    saver_->heard(saves);
+  /// Takes rank 0's outcome of the step and all ranks' reports on the save that is under way.
+  void on_reports(const StepOutcome& outcome, const std::vector<SaveReport>& saves,
+                  StepMetrics* metrics) {
+    outcome_ = outcome;
+    skipped_in_row_ = outcome.good() ? 0 : skipped_in_row_ + 1;
+    was_good_ = was_good_ || outcome.good();
+    metrics->skipped = !outcome.good();
+    if (!outcome.good()) saver_->keep_older();  // than a state of which this came
+    saver_->on_reports(saves);
     if (output_) state_.checkpoint_complete(saver_->last_complete());
   }
 
@@ -407,7 +407,7 @@ class Trainer {
   std::unique_ptr<WorkerWeights> weights_;  // null on a dedicated server
   ExitTime exit_time_;
   StepGuard guard_;
-  StepVerdict verdict_;  // verdict on the step under way
+  StepOutcome outcome_;  // of the step under way
   int64_t skipped_in_row_ = 0;
   bool was_good_ = false;  // a step of this start
   Step step_;

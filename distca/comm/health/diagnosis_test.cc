@@ -88,7 +88,7 @@ TEST(Diagnosis, ranks_that_await_each_other_are_named_with_whom_they_await) {
             "waited 10.0 s for rank 1 in step 7, forward layer 2 combine");
 }
 
-TEST(Diagnosis, many_culprits_are_counted_not_listed) {
+TEST(Diagnosis, many_blamed_ranks_are_counted_not_listed) {
   std::vector<RankNews> news(7, {.state = RankState::kAbsent});
   news[0] = at(-1, "start-up");
   const FailedWait wait{.rank = 0, .at = {.operation = "start-up"}};

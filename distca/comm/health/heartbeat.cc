@@ -23,7 +23,8 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr int kBeatsToSilence = 3;
-constexpr int kBeatsToSuspicion = 6;  // beats the next rank misses at start-up until we judge
+constexpr int kBeatsToSuspicion =
+    6;  // beats the next rank misses at start-up until we take it for lost
 constexpr double kFirstPause = 0.05;  // seconds between the first two looks at the store
 constexpr double kShortPause = 1e-3;  // seconds likewise, while ranks connect
 constexpr double kExitReport = 2;     // seconds a rank that ends gives its last heartbeat, at most
@@ -88,7 +89,7 @@ struct Heartbeat::State {
   void beat();
   void beat_if_due();
   void report_exit();
-  void tell_network();
+  void report_network();
   void look_for_ranks();
   void look_for_connected();
   bool have_met(Meeting& meeting);
@@ -97,8 +98,8 @@ struct Heartbeat::State {
   void look_for_alarm();
   void answer();
   bool linger(double& pause);
-  bool wait_for_judge();
-  void judge_all();
+  bool wait_for_diagnosis();
+  void diagnose_all();
   std::vector<RankNews> read_all();
   void raise_alarm(std::optional<std::string> text);
   void lose_store(const std::string& why);
@@ -181,7 +182,7 @@ void Heartbeat::State::report_exit() {
 
 void Heartbeat::State::look_for_ranks() {
   if (here.all) return;
-  if (!here.counted && !address.empty()) tell_network();
+  if (!here.counted && !address.empty()) report_network();
   if (!have_met(here)) return;
   const bool several = store->has(key("networks"));
   std::optional<std::string> address;
@@ -202,7 +203,7 @@ void Heartbeat::State::look_for_connected() {
 
 /// Says whether this rank reaches the store as the first one does, so that all know when some are
 /// on other machines.
-void Heartbeat::State::tell_network() {
+void Heartbeat::State::report_network() {
   const std::string mine_is = network_id();
   if (store->set_first(key("network"), mine_is) != mine_is) store->set(key("networks"), "1");
   if (!is_loopback(address)) store->set_first(key("outside"), address);
@@ -270,7 +271,8 @@ std::vector<RankNews> Heartbeat::State::read_all() {
 /// One rank reads all heartbeats for the others, unless it is lost itself.
 void Heartbeat::State::answer() {
   const std::string mine_is = std::to_string(rendezvous.rank);
-  if (store->set_first(key("judge"), mine_is) == mine_is || !wait_for_judge()) judge_all();
+  if (store->set_first(key("diagnosing_rank"), mine_is) == mine_is || !wait_for_diagnosis())
+    diagnose_all();
 }
 
 /// Sleeps, longer each time, and lives on. True once the diagnosis has come.
@@ -283,7 +285,7 @@ bool Heartbeat::State::linger(double& pause) {
 }
 
 /// True when the diagnosis has come, or nobody asks any more.
-bool Heartbeat::State::wait_for_judge() {
+bool Heartbeat::State::wait_for_diagnosis() {
   const Stopwatch watch;
   double pause = kFirstPause;
   while (watch.seconds() < 2 * silence_s()) {
@@ -292,10 +294,10 @@ bool Heartbeat::State::wait_for_judge() {
   return false;
 }
 
-/// Looks at the heartbeats until they show who ended, or long enough to tell who is silent. What a
+/// Looks at the heartbeats until they show who ended, or long enough to see who is silent. What a
 /// live rank was at counts as of the first look: a late one may arrive while we look, and then
 /// waits for ranks that have given up.
-void Heartbeat::State::judge_all() {
+void Heartbeat::State::diagnose_all() {
   const Stopwatch watch;
   const double patience = silence_s();
   double pause = kFirstPause;
@@ -363,9 +365,9 @@ void Heartbeat::wait_for_all() {
   if (state_->here.all) return;
   lock.unlock();
   throw Error(ErrorKind::kComm, "{}",
-              judge({.rank = state_->rendezvous.rank,
-                     .at = {.operation = "start-up"},
-                     .waited_s = state_->options.startup_timeout_s}));
+              diagnose({.rank = state_->rendezvous.rank,
+                        .at = {.operation = "start-up"},
+                        .waited_s = state_->options.startup_timeout_s}));
 }
 
 void Heartbeat::wait_for_all_connected() {
@@ -388,7 +390,7 @@ void Heartbeat::wait_for_all_connected() {
   }
   lock.unlock();
   wait.waited_s = watch.seconds();
-  throw Error(ErrorKind::kComm, "{}", judge(wait));
+  throw Error(ErrorKind::kComm, "{}", diagnose(wait));
 }
 
 std::string Heartbeat::own_address() const {
@@ -435,11 +437,12 @@ void Heartbeat::await(std::span<const int> ranks) {
 
 bool Heartbeat::alarmed() const { return state_->alarmed; }
 
-std::string Heartbeat::judge(const FailedWait& wait) {
+std::string Heartbeat::diagnose(const FailedWait& wait) {
   std::unique_lock lock(state_->mutex);
   if (!state_->question) state_->question = wait;
   state_->changed.notify_all();
-  const double patience = 3 * state_->silence_s();  // for the judge's diagnosis, then for our own
+  const double patience =
+      3 * state_->silence_s();  // for the other rank's diagnosis, then for our own
   state_->changed.wait_for(lock, Seconds(patience + state_->options.grace_s),
                            [&] { return state_->diagnosis || state_->ended; });
   if (state_->diagnosis) return *state_->diagnosis;

@@ -1,7 +1,7 @@
 #pragma once
-// Heartbeats: a thread of each rank, with a connection of its own, tells the store what the rank is
-// at and whom it awaits; who waits in vain reads them all and publishes one diagnosis for all
-// (DESIGN rule 5). No call but the constructor touches the store, so a store that hangs cannot
+// Heartbeats: a thread of each rank, with a connection of its own, writes to the store what the
+// rank is at and whom it awaits; who waits in vain reads them all and publishes one diagnosis for
+// all (DESIGN rule 5). No call but the constructor touches the store, so a store that hangs cannot
 // block training.
 //
 // Keys under Rendezvous::prefix:
@@ -12,7 +12,7 @@
 //                   one that does not reach the store through its loopback interface
 //   deaths          lines "RANK how", appended by whoever saw a process end: the launcher
 //                   (launch.h) or the store process (store_process.h)
-//   judge           the rank that reads all heartbeats; the others wait for its diagnosis
+//   diagnosing_rank the one that reads all heartbeats; the others wait for its diagnosis
 //   diagnosis       the sentence; the first one published holds
 //
 // What P ranks ask of the store does not grow faster than P: each asks for a handful of keys a
@@ -49,7 +49,7 @@ class Heartbeat {
   Heartbeat(const Rendezvous& rendezvous, const CommOptions& options,
             std::function<void()> on_alarm, c10d::Store* made = nullptr,
             std::function<bool()> is_over = nullptr);
-  /// Tells that this rank ended: well, or with an error if an exception is under way.
+  /// Reports that this rank ended: well, or with an error if an exception is under way.
   ~Heartbeat();
 
   /// Returns when every rank has sent a heartbeat; Error(kComm) naming the absent after
@@ -61,7 +61,7 @@ class Heartbeat {
   /// Steady seconds at which startup_timeout_s is over.
   double startup_deadline() const;
   /// Until end_startup(), a rank also watches the heartbeat of the next one: true if that has
-  /// stopped. It then has no launcher that would have told.
+  /// stopped. It then has no launcher that would have reported it.
   bool neighbour_lost() const;
   /// This rank is connected to all others. Returns when that holds of every rank: until then, none
   /// may end its group, which would close connections that others are still making. Throws as
@@ -82,7 +82,7 @@ class Heartbeat {
   /// The diagnosis on this wait, or the one that was there before. Takes at most three heartbeats,
   /// or three times that if the rank that reads the heartbeats is lost, too; if the store is lost,
   /// or does not answer within the grace period after, says what this rank knows.
-  std::string judge(const FailedWait& wait);
+  std::string diagnose(const FailedWait& wait);
   /// Keys of the store that this rank has asked for or set, as of its last heartbeat.
   int64_t keys_handled() const;
 

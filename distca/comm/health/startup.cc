@@ -68,7 +68,7 @@ void connect_by_deadline(const Rendezvous& rendezvous, Heartbeat& heartbeat,
   if (shared->ended)
     wait.why = fmt::format("rank {} {}: {}", rendezvous.rank, cannot(), why(shared->thrown));
   lock.unlock();
-  throw Error(ErrorKind::kComm, "{}", heartbeat.judge(wait));
+  throw Error(ErrorKind::kComm, "{}", heartbeat.diagnose(wait));
 }
 
 }  // namespace distca

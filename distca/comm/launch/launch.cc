@@ -41,15 +41,15 @@ class BlockedSignals {
 BlockedSignals::BlockedSignals() {
   sigset_t mask;
   sigemptyset(&mask);
-  // A blocked signal is queued even if it is ignored: one that we were told to ignore (nohup, `&`
-  // in a script) stays out.
+  // A blocked signal is queued even if it is ignored: one that we were started to ignore (nohup,
+  // `&` in a script) stays out.
   for (const int signal : kStopSignals) {
     if (!is_ignored(signal)) sigaddset(&mask, signal);
   }
   sigaddset(&mask, SIGCHLD);
   from_ = FileDescriptor(signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
   if (from_.get() < 0) throw Error(ErrorKind::kIo, "no signalfd: {}", std::strerror(errno));
-  std::signal(SIGCHLD, SIG_DFL);  // where it was ignored, waitpid would tell us nothing
+  std::signal(SIGCHLD, SIG_DFL);  // where it was ignored, waitpid would report nothing
   pthread_sigmask(SIG_BLOCK, &mask, &old_mask_);
 }
 

@@ -108,7 +108,7 @@ TEST(Launch, bad_input_found_by_one_rank_passes_through_with_its_exit_code) {
   EXPECT_EQ(count_errors(outcome.output), 1) << outcome.output;
 }
 
-TEST(Launch, bad_input_found_by_all_is_told_once) {
+TEST(Launch, bad_input_found_by_all_is_reported_once) {
   const Outcome outcome = launch({.workers = 3, .mode = {"refuse"}});
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_EQ(outcome.output, "distca: error: unknown key model.layer\n");
@@ -219,7 +219,7 @@ TEST(StoreProcess, ranks_that_another_launcher_started_meet_through_it) {
   EXPECT_EQ(rank1.wait(), 0) << rank1.output;
 }
 
-TEST(StoreProcess, the_death_of_rank_0_is_told) {
+TEST(StoreProcess, the_death_of_rank_0_is_reported) {
   const uint16_t port = free_port();
   Process rank0({"kill", "0"}, open_mpi(0, port)), rank1({"kill", "0"}, open_mpi(1, port));
   EXPECT_EQ(rank0.wait(), 128 + SIGKILL);

@@ -192,7 +192,7 @@ void LocalRun::become_rank(const Child& child, pid_t launcher) {
   dup2(child.err.rank_end(), STDERR_FILENO);
   pthread_sigmask(SIG_SETMASK, &attempt_.rank_mask, nullptr);
   execvpe(argv_[0], argv_.data(), envp_.data());
-  [[maybe_unused]] const ssize_t told =
+  [[maybe_unused]] const ssize_t written =
       write(STDERR_FILENO, cannot_run_.data(), cannot_run_.size());
   _exit(2);
 }

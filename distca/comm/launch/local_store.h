@@ -43,7 +43,7 @@ class LocalStore {
   void close_to_newcomers();
   /// Ranks that have said how they ended.
   int64_t exit_reports(const std::string& prefix);
-  /// Tells all ranks that one of them ended; `how`: "was killed by signal 9 (SIGKILL)".
+  /// Reports to all ranks that one of them ended; `how`: "was killed by signal 9 (SIGKILL)".
   void post_death(const std::string& prefix, int rank, const std::string& how);
   /// Returns what a key (store_keys.h) holds, and "" if it is not there.
   std::string read(const std::string& key);

@@ -73,7 +73,7 @@ TEST(Restart, launches_have_unlike_run_ids_and_pass_on_a_given_one) {
   EXPECT_EQ(count(given.output, "attempt 0 of "), 2) << given.output;
 }
 
-TEST(Restart, when_all_are_used_up_the_last_failure_is_told) {
+TEST(Restart, when_all_are_used_up_the_last_failure_is_reported) {
   const Outcome outcome = launch({.mode = {"exit", "1"}, .max_restarts = 2});
   EXPECT_EQ(outcome.exit_code, 7);
   EXPECT_THAT(outcome.output, HasSubstr("distca: rank 1 exited with code 7"));
@@ -89,7 +89,7 @@ TEST(Restart, where_none_is_allowed_none_is_spoken_of) {
   EXPECT_THAT(outcome.output, Not(HasSubstr("restart")));
 }
 
-TEST(Restart, what_would_fail_again_is_told_at_once) {
+TEST(Restart, what_would_fail_again_is_reported_at_once) {
   for (const std::vector<std::string>& mode :
        {std::vector<std::string>{"throw", "1"}, {"refuse"}, {"diverge"}}) {
     const Outcome outcome = launch({.mode = mode, .max_restarts = 3});

@@ -112,9 +112,9 @@ bool was_stopped(int status) {
 
 std::string words_beside(const std::string& line, const RunEnd& end) {
   const std::string& said = end.ranks.front().exit_message;
-  const bool is_told = said.starts_with(fmt::format("{}warning", kExitMessage)) ||
-                       (end.signal != 0 && said.starts_with(stopped_by()));
-  return is_told && said != line ? said : "";
+  const bool is_reported = said.starts_with(fmt::format("{}warning", kExitMessage)) ||
+                           (end.signal != 0 && said.starts_with(stopped_by()));
+  return is_reported && said != line ? said : "";
 }
 
 }  // namespace distca

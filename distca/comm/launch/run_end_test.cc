@@ -58,7 +58,7 @@ TEST(RunEnd, after_a_stop_rank_0_says_what_is_saved_and_decides) {
   expect(end, 0, "distca: stopped by SIGTERM; rank 0 had ended: the weights are saved");
 }
 
-TEST(RunEnd, a_stop_that_only_ranks_heard_of_is_told) {
+TEST(RunEnd, a_stop_that_only_ranks_noticed_is_reported) {
   expect({.ranks = {{exited(0), kSaved}, {exited(0)}}}, 0, kSaved);
   expect({.ranks = {{exited(130), kSaved}, {exited(130)}}, .failed = {1, 0}}, 130, kSaved);
   const RunEnd end{.ranks = {{exited(1), kFull}, {exited(0)}}, .failed = {0}};
@@ -80,7 +80,7 @@ TEST(RunEnd, what_ranks_say_of_our_own_signal_is_no_stop) {
   expect(end, 130, kEarly);
 }
 
-TEST(RunEnd, a_failure_while_a_stop_is_under_way_is_told) {
+TEST(RunEnd, a_failure_while_a_stop_is_under_way_is_reported) {
   RunEnd end{.ranks = {{exited(1), kFull}, {exited(0)}}, .failed = {0}, .signal = SIGTERM};
   expect(end, 1, kFull);
   end = {.ranks = {{exited(0), kSaved}, {exited(1), kFull}}, .failed = {1}, .signal = SIGTERM};
@@ -99,7 +99,7 @@ TEST(RunEnd, a_victim_of_a_rank_that_a_stop_ended_is_stopped_too) {
          "run's checkpoints");
 }
 
-TEST(RunEnd, a_failure_before_a_stop_is_told) {
+TEST(RunEnd, a_failure_before_a_stop_is_reported) {
   const RunEnd end{.ranks = {{exited(130), kSaved}, {exited(1), kFull}},
                    .failed = {1},
                    .signal = SIGTERM,

@@ -39,7 +39,7 @@ class RunStoreTest : public testing::Test {
 
   static uint16_t free_port() { return ListenSocket(Interface::kLoopback, 0).port(); }
 
-  /// A rank whose heartbeat says that it is there, and is then heard of no more.
+  /// A rank whose heartbeat says that it is there, and then sends no more.
   void post_once(RunStore& store, int rank) {
     store.set(fmt::format("test/heartbeat/{}", rank),
               R"({"awaits":[],"beat":1,"operation":"start-up","state":0,"step":-1,"wall_s":0})");
@@ -159,7 +159,7 @@ TEST_F(RunStoreTest, what_64_ranks_ask_of_the_store_grows_with_the_ranks_not_wit
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
-      diagnoses[rank] = heartbeats[rank]->judge({.rank = rank, .at = {.operation = "combine"}});
+      diagnoses[rank] = heartbeats[rank]->diagnose({.rank = rank, .at = {.operation = "combine"}});
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -25,9 +25,9 @@ inline std::vector<uint8_t> to_bytes(const std::string& text) { return {text.beg
 /// All that `size` ranks may have left in a store.
 inline std::vector<std::string> keys_of_run(const std::string& prefix, int size) {
   std::vector<std::string> keys = {kOwnerKey};
-  for (const char* name :
-       {"size", "exit_reports", "deaths", "diagnosis", "arrived", "here", "connected",
-        "all connected", "network", "networks", "outside", "judge", "nccl/id", "nccl/left"})
+  for (const char* name : {"size", "exit_reports", "deaths", "diagnosis", "arrived", "here",
+                           "connected", "all connected", "network", "networks", "outside",
+                           "diagnosing_rank", "nccl/id", "nccl/left"})
     keys.push_back(prefix + name);
   for (int rank = 0; rank < size; ++rank) {
     keys.push_back(heartbeat_key(prefix, rank));

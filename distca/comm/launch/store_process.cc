@@ -74,7 +74,7 @@ ListenSocket listen_at(uint16_t port) {
 
 StoreProcess::~StoreProcess() {
   if (std::uncaught_exceptions() > exceptions_) return;
-  [[maybe_unused]] const ssize_t told = write(alive_.get(), &kDone, 1);
+  [[maybe_unused]] const ssize_t written = write(alive_.get(), &kDone, 1);
 }
 
 std::unique_ptr<StoreProcess> start_store_process(const Rendezvous& rendezvous, double grace_s) {

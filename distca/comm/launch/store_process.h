@@ -1,8 +1,8 @@
 #pragma once
 // The store of a run under Slurm or Open MPI: a process that rank 0 forks first, so that rank 0's
-// death is told like any other's. Once rank 0 has ended it refuses newcomers, and it ends when all
-// ranks have said how they ended, at the latest one grace period after rank 0: the next run may use
-// the same port.
+// death is reported like any other's. Once rank 0 has ended it refuses newcomers, and it ends when
+// all ranks have said how they ended, at the latest one grace period after rank 0: the next run may
+// use the same port.
 //
 // Call before any thread exists (fork copies only the calling one).
 

@@ -52,7 +52,8 @@ class NcclStandinFaults : public NcclFaults {
 };
 constexpr CommOptions kHasty{.timeout_s = 1, .grace_s = 1, .startup_timeout_s = 300};
 
-// A failure that is seen at once is judged within three heartbeats, of a tenth of the timeout each.
+// A failure that is seen at once is diagnosed within three heartbeats, of a tenth of the timeout
+// each.
 constexpr CommOptions kPatient{.timeout_s = 2, .grace_s = 1, .startup_timeout_s = 300};
 
 // A failure that is published ends the waits: nobody waits for the deadline.

@@ -38,7 +38,7 @@ class NcclRank {
         NcclWatch::Group{.rank = rendezvous.rank,
                          .tick_s = heartbeat_s(options) / 4,
                          .timeout_s = options.timeout_s,
-                         .told_s = 1.5 * heartbeat_s(options),
+                         .report_s = 1.5 * heartbeat_s(options),
                          .make_current = device.make_current,
                          .has_passed = device.has_passed,
                          .error = [connections = connections_] { return connections->error(); },
@@ -96,7 +96,7 @@ class NcclExchange final : public PendingExchange {
       : group_(std::move(group)), issued_(std::move(issued)), end_(std::move(end)) {}
 
   ~NcclExchange() override {
-    // A rank that fails does not wait for the others: they are about to hear of it.
+    // A rank that fails does not wait for the others: they are about to learn of it.
     if (std::uncaught_exceptions() > exceptions_) return;
     try {
       wait();

@@ -227,7 +227,7 @@ TEST_F(NcclGroup, streams_wait_for_each_other_where_the_host_waits_for_nothing) 
 TEST_F(NcclGroup, what_is_read_from_the_device_after_a_failure_is_not_taken_for_a_result) {
   if (nccl_is_real()) GTEST_SKIP() << kNeedsStandin;
   const StandinFaults faults("hang,rank=0,group=2");
-  std::atomic<int> heard = 0;
+  std::atomic<int> num_failed = 0;
   run_with_store(2, [&](uint16_t port, int number) {
     NcclTestRank rank(number, /*late=*/true);
     const auto group = rank.join(port, 2, {.timeout_s = 1, .grace_s = 1});
@@ -240,10 +240,10 @@ TEST_F(NcclGroup, what_is_read_from_the_device_after_a_failure_is_not_taken_for_
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), testing::HasSubstr("rank 1"));
       EXPECT_THAT(error.what(), testing::HasSubstr("sum of losses"));
-      ++heard;
+      ++num_failed;
     }
   });
-  EXPECT_EQ(heard, 2);
+  EXPECT_EQ(num_failed, 2);
 }
 
 TEST_F(NcclGroup, ranks_meet_in_a_store_that_somebody_else_made) {

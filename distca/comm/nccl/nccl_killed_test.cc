@@ -101,7 +101,7 @@ int threads_of_this_process() {
   return count;
 }
 
-/// The store of some rounds, until this is destroyed. It tells ranks of a death, as our launcher.
+/// The store of some rounds, until this is destroyed. It reports a death to ranks, as our launcher.
 class StoreProcess {
  public:
   StoreProcess() {
@@ -109,17 +109,17 @@ class StoreProcess {
     port = socket.port();
     std::array<int, 2> ends{};
     DISTCA_CHECK(pipe(ends.data()) == 0, "no pipe");
-    FileDescriptor told(ends[0]);
-    tells_ = FileDescriptor(ends[1]);
+    FileDescriptor received(ends[0]);
+    reports_ = FileDescriptor(ends[1]);
     process_ = forked([&](int) {
-      tells_ = FileDescriptor();
+      reports_ = FileDescriptor();
       LocalStore store(socket);
-      for (Told one; read(told.get(), &one, sizeof(one)) == sizeof(one);)
+      for (Death one; read(received.get(), &one, sizeof(one)) == sizeof(one);)
         store.post_death(prefix(one.round), one.rank, "was killed by signal 9 (SIGKILL)");
     });
   }
   ~StoreProcess() {
-    tells_ = FileDescriptor();
+    reports_ = FileDescriptor();
     waitpid(process_.id, nullptr, 0);
   }
   StoreProcess(const StoreProcess&) = delete;
@@ -127,19 +127,19 @@ class StoreProcess {
 
   static std::string prefix(int round) { return fmt::format("round {}/", round); }
   /// For processes that are forked from now on: they are not to keep it alive.
-  int tells() const { return tells_.get(); }
+  int reports() const { return reports_.get(); }
   void post_death(int round, int rank) {
-    const Told one{round, rank};
-    DISTCA_CHECK(write(tells_.get(), &one, sizeof(one)) == sizeof(one), "the store has ended");
+    const Death one{round, rank};
+    DISTCA_CHECK(write(reports_.get(), &one, sizeof(one)) == sizeof(one), "the store has ended");
   }
 
   uint16_t port = 0;
 
  private:
-  struct Told {
+  struct Death {
     int round = 0, rank = 0;
   };
-  FileDescriptor tells_;
+  FileDescriptor reports_;
   Process process_;
 };
 
@@ -244,7 +244,7 @@ std::vector<Rank> play_rounds(int first, int last) {
   for (int round = first; round < last; ++round) {
     for (int rank = 0; rank < kRanks; ++rank) {
       const auto body = [&](int says) {
-        close(store.tells());
+        close(store.reports());
         live(round, rank, store.port, says);
       };
       ranks.push_back({round, rank, forked(body)});

@@ -24,8 +24,8 @@ struct NcclWatch::Exchange {
   DeviceMark awaited_from = {};
 };
 
-/// Two threads: one asks the device, which may hold it for as long as it likes; the other judges.
-/// So the lock is never held where the device is asked, or where a mark is given back.
+/// Two threads: one asks the device, which may hold it for as long as it likes; the other
+/// diagnoses. So the lock is never held where the device is asked, or where a mark is given back.
 struct NcclWatch::State {
   State(Group made, Health& health) : group(std::move(made)), health(health) {}
 
@@ -46,12 +46,12 @@ struct NcclWatch::State {
   std::optional<std::string> failure;
   bool stop = false;
   bool aborting = false;
-  bool ended = false;  // the judging thread has
+  bool ended = false;  // the diagnosing thread has
   // The watchdog gave up, or was interrupted. Its own, since it may call when we are gone.
   const std::shared_ptr<std::atomic<bool>> gave_up = std::make_shared<std::atomic<bool>>(false);
 
   void ask();
-  void judge_all();
+  void diagnose_and_abort();
   bool is_over() const { return stop || failure; }
   bool has_passed(const DeviceMark& mark) { return !mark || group.has_passed(mark); }
   std::shared_ptr<Exchange> first();
@@ -60,7 +60,7 @@ struct NcclWatch::State {
   std::optional<FailedWait> look(std::unique_lock<std::mutex>& lock);
   std::optional<FailedWait> look_twice(std::unique_lock<std::mutex>& lock);
   FailedWait failed_wait();
-  std::string judge(const FailedWait& wait);
+  std::string diagnose(const FailedWait& wait);
   void abort();
 };
 
@@ -188,8 +188,8 @@ std::optional<FailedWait> NcclWatch::State::look_twice(std::unique_lock<std::mut
 }
 
 /// The diagnosis, or the one that was there before.
-std::string NcclWatch::State::judge(const FailedWait& wait) {
-  std::string why = health.heartbeat.judge(wait);
+std::string NcclWatch::State::diagnose(const FailedWait& wait) {
+  std::string why = health.heartbeat.diagnose(wait);
   std::lock_guard lock(mutex);
   if (!failure) failure = std::move(why);
   changed.notify_all();
@@ -204,23 +204,23 @@ void NcclWatch::State::abort() {
   }
 }
 
-/// The thread that judges, and then aborts.
-void NcclWatch::State::judge_all() {
+/// The thread that diagnoses a failure, and then aborts.
+void NcclWatch::State::diagnose_and_abort() {
   std::unique_lock lock(mutex);
   while (!is_over()) {
     if (const std::optional<FailedWait> failed = look_twice(lock)) {
       lock.unlock();
-      judge(*failed);
+      diagnose(*failed);
       lock.lock();
       break;
     }
     changed.wait_for(lock, Seconds(group.tick_s), [this] { return is_over() || *gave_up || lost; });
   }
   if (failure) {
-    // NCCL ends the exchanges of other ranks with us, too, as if they had gone well. These have
-    // heard of the failure by then, and take what they received for what it is.
+    // NCCL ends the exchanges of other ranks with us, too, as if they had gone well. These know
+    // of the failure by then, and take what they received for what it is.
     lock.unlock();
-    std::this_thread::sleep_for(Seconds(group.told_s));
+    std::this_thread::sleep_for(Seconds(group.report_s));
     lock.lock();
     aborting = true;
     changed.notify_all();
@@ -235,7 +235,7 @@ void NcclWatch::State::judge_all() {
 NcclWatch::NcclWatch(Group group, Health& health)
     : state_(std::make_shared<State>(std::move(group), health)) {
   std::thread([state = state_] { state->ask(); }).detach();
-  std::thread([state = state_] { state->judge_all(); }).detach();
+  std::thread([state = state_] { state->diagnose_and_abort(); }).detach();
 }
 
 NcclWatch::~NcclWatch() {
@@ -277,7 +277,7 @@ std::optional<std::string> NcclWatch::failure() const {
   return state_->failure;
 }
 
-std::string NcclWatch::end(const FailedWait& wait) { return state_->judge(wait); }
+std::string NcclWatch::end(const FailedWait& wait) { return state_->diagnose(wait); }
 
 bool NcclWatch::is_idle() { return !state_->first(); }
 

@@ -27,14 +27,14 @@ class NcclWatch {
     int rank = 0;
     double tick_s = 0;     // time between two looks
     double timeout_s = 0;  // time until a question that the device does not answer is a failure
-    double told_s = 0;     // time from a diagnosis until all other ranks know that there is one
+    double report_s = 0;   // time from a diagnosis until all other ranks know that there is one
     /// Makes the device the calling thread's. It may be null.
     std::function<void()> make_current;
     std::function<bool(const DeviceMark&)> has_passed;
     /// Returns the error that was reported outside of calls, in one line; nothing if all is well.
     std::function<std::optional<std::string>()> error;
     /// Ends all exchanges, so that who waits for the device comes back. Called at most once, by the
-    /// judging thread, when failure() says why. It may block, or use what outlives this object.
+    /// diagnosing thread, when failure() says why. It may block, or use what outlives this object.
     std::function<void()> abort;
   };
   /// An exchange under way.
