@@ -133,7 +133,7 @@ void print_for_people(const Config& config, const PlanArguments& asked, const St
       "max/mean of core attention {:.3f} before balancing, {:.3f} after\n{}",
       asked.step, config.train.steps, step.batch.size(), step.batch.size() == 1 ? "" : "es",
       with_thousands(step.batch.front().nano_batch.num_tokens()),
-      run_grid(config, step.workers).words(), figures.hash, figures.imbalance_before,
+      run_grid(config, step.workers).describe(), figures.hash, figures.imbalance_before,
       figures.imbalance_after, step.notes);
   print_tables(config, plans);
 }

@@ -24,7 +24,7 @@ std::string failure_of_the_world(const std::exception& error) {
   return std::ferror(stdout) != 0 ? fmt::format("stdout: {}", system->code().message()) : what;
 }
 
-ExitMessage words(int exit_code, const char* kind, const std::string& what) {
+ExitMessage message_of(int exit_code, const char* kind, const std::string& what) {
   return {exit_code, fmt::format("distca: {}: {}", kind, detail::one_line(what))};
 }
 
@@ -47,12 +47,12 @@ ExitMessage exit_message(const std::exception_ptr& why) {
   try {
     std::rethrow_exception(why);
   } catch (const Error& error) {
-    return words(error.exit_code(), "error", error.what());
+    return message_of(error.exit_code(), "error", error.what());
   } catch (const std::exception& error) {
     const std::string world = failure_of_the_world(error);
-    return world.empty() ? words(70, "bug", error.what()) : words(1, "error", world);
+    return world.empty() ? message_of(70, "bug", error.what()) : message_of(1, "error", world);
   } catch (...) {
-    return words(70, "bug", "an unknown error");
+    return message_of(70, "bug", "an unknown error");
   }
 }
 

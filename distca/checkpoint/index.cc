@@ -78,7 +78,7 @@ StoredPiece piece_of(const JsonField& field, const CheckpointIndex& index) {
   return piece;
 }
 
-std::string words(const std::vector<Range>& box) {
+std::string describe(const std::vector<Range>& box) {
   std::string sides;
   for (const Range& side : box)
     sides += fmt::format("{}{}:{}", sides.empty() ? "" : ",", side.begin, side.end);
@@ -104,7 +104,7 @@ std::string overlap_of(const std::map<Box, std::vector<Range>>& boxes) {
     if (other == open.end() || other->first >= columns.end)
       other = other == open.begin() ? open.end() : std::prev(other);
     if (other != open.end() && !intersect(last_side(*other->second), columns).empty())
-      return fmt::format("boxes {} and {} overlap", words(*other->second), words(box));
+      return fmt::format("boxes {} and {} overlap", describe(*other->second), describe(box));
     open[columns.begin] = &box;
     open_by_end.emplace(box[0].end, columns.begin);
   }
@@ -129,7 +129,7 @@ std::string gap_in(const std::map<Box, std::vector<Range>>& boxes, int64_t numel
   int64_t held = 0;
   for (const auto& [box, ranges] : boxes) {
     if (const std::string gap = gap_in(ranges, volume(box)); !gap.empty())
-      return fmt::format("of box {}, {}", words(box), gap);
+      return fmt::format("of box {}, {}", describe(box), gap);
     held += volume(box);
   }
   return held < numel ? fmt::format("{} of {} elements are in no piece", numel - held, numel) : "";
@@ -146,7 +146,7 @@ std::string stored_name(const CheckpointIndex& index, const StoredPiece& piece) 
   const StoredTensor& tensor = index.tensors[piece.tensor];
   std::string name = tensor.name;
   if (piece.part != StatePart::kWeight) name += fmt::format(".{}", part_name(piece.part));
-  if (piece.box != whole(tensor)) name += words(piece.box);
+  if (piece.box != whole(tensor)) name += describe(piece.box);
   if (piece.range != Range{0, volume(piece.box)})
     name += fmt::format("({}:{})", piece.range.begin, piece.range.end);
   return name;

@@ -13,8 +13,8 @@ namespace {
 
 /// Returns the end of an error message: the ids that the model has, how many the tokenizer has or
 /// else the largest id found, and how to get a model or data that fit.
-std::string words(const Config& config, const std::optional<RecordedIds>& recorded,
-                  const std::string& prefix, int64_t largest_id) {
+std::string describe(const Config& config, const std::optional<RecordedIds>& recorded,
+                     const std::string& prefix, int64_t largest_id) {
   const int64_t size = config.model.vocab_size;
   const bool given = !config.model_from.empty();
   std::string text = given ? fmt::format("the model of {} (model.from)", config.model_from)
@@ -66,7 +66,7 @@ Error bad_token(const Config& config, const DataBlend& data, int64_t set, const 
   }
   const std::string& prefix = data.prefix(set);
   return Error(ErrorKind::kData, "{}{}", start,
-               words(config, recorded_ids(prefix, data.set(set)), prefix, token.largest_id));
+               describe(config, recorded_ids(prefix, data.set(set)), prefix, token.largest_id));
 }
 
 void check_vocabulary(const Config& config, const DataBlend& data) {
@@ -81,7 +81,7 @@ void check_vocabulary(const Config& config, const DataBlend& data) {
     DISTCA_THROW_IF(recorded->largest >= config.model.vocab_size, ErrorKind::kData,
                     "{}: its largest token id is {}: {}", data.set(set).path().string(),
                     recorded->largest,
-                    words(config, recorded, data.prefix(set), recorded->largest));
+                    describe(config, recorded, data.prefix(set), recorded->largest));
   }
 }
 

@@ -93,7 +93,7 @@ bool is_text(const ConfigKey& key) {
          std::holds_alternative<WordValue>(key.value);
 }
 
-std::string number_words(const ConfigKey& key) {
+std::string describe_number(const ConfigKey& key) {
   return std::holds_alternative<Tolerance*>(key.value) ? "a number or auto" : "a number";
 }
 
@@ -105,7 +105,7 @@ std::string wanted(const ConfigKey& key) {
   if (std::holds_alternative<int64_t*>(key.value)) {
     return "a whole number as TOML writes it, such as 1000" + in_units(key);
   }
-  return number_words(key) + " as TOML writes it, such as 0.001 or 1e30" + in_units(key);
+  return describe_number(key) + " as TOML writes it, such as 0.001 or 1e30" + in_units(key);
 }
 
 /// The elements of a TOML array.
@@ -136,7 +136,7 @@ void set_value(const ConfigKey& key, const toml::node& node, const std::string& 
                    *v = *node.value<int64_t>();
                  },
                  [&](double* v) {
-                   expect(node.is_number(), number_words(key));
+                   expect(node.is_number(), describe_number(key));
                    *v = *node.value<double>();
                  },
                  [&](bool* v) {
@@ -147,7 +147,7 @@ void set_value(const ConfigKey& key, const toml::node& node, const std::string& 
                  [&](std::vector<std::string>* v) { *v = list_of<std::string>(key, node, origin); },
                  [&](Tolerance* v) {
                    const bool is_auto = node.value<std::string>() == "auto";
-                   expect(is_auto || node.is_number(), number_words(key));
+                   expect(is_auto || node.is_number(), describe_number(key));
                    const double share = node.value<double>().value_or(0);
                    *v = is_auto       ? Tolerance{.kind = Tolerance::Kind::kAuto}
                         : share == -1 ? Tolerance{}  // the scheduler's own

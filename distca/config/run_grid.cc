@@ -81,7 +81,7 @@ std::string RunGrid::named(const std::string& text) const {
   return result.append(end, text.end());
 }
 
-std::string RunGrid::words() const {
+std::string RunGrid::describe() const {
   const int workers = grid.num_workers();
   std::string text = fmt::format("{} worker{}", workers, workers == 1 ? "" : "s");
   if (!is_pipeline()) return text;

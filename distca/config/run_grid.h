@@ -31,7 +31,7 @@ struct RunGrid {
   /// A text in which each "rank 3" has become name_of(3), in a pipeline.
   std::string named(const std::string& text) const;
   /// "4 workers" or, in a pipeline, "4 workers = 2 stages (layers 0-3, 4-7) x 2 replicas".
-  std::string words() const;
+  std::string describe() const;
 };
 
 /// The grid of a run with so many ranks that hold weights. Throws Error(kConfig) if they cannot be

@@ -24,8 +24,8 @@ TEST(run_grid, workers_are_divided_over_the_stages_and_dedicated_servers_come_la
   EXPECT_TRUE(run.stage_of(6).layers.empty());
   EXPECT_THAT(run.replicas_of(2), ElementsAre(4, 5));
   EXPECT_EQ(run.first_replica(3), 2);
-  EXPECT_EQ(run.words(), "6 workers = 3 stages (layers 0-1, 2-5, 6) x 2 replicas");
-  EXPECT_EQ(run_grid(config_of(1), 6).words(), "6 workers");
+  EXPECT_EQ(run.describe(), "6 workers = 3 stages (layers 0-1, 2-5, 6) x 2 replicas");
+  EXPECT_EQ(run_grid(config_of(1), 6).describe(), "6 workers");
 }
 
 TEST(run_grid, ranks_in_a_text_are_named_once) {

@@ -16,7 +16,7 @@ struct Part {
   int64_t targets = 0;  // next-token pairs
   int64_t split = 0;    // documents longer than batch.max_document_tokens
 
-  std::string words() const {
+  std::string describe() const {
     return counted(documents, "document") + ", " + counted(tokens, "token");
   }
 };
@@ -98,11 +98,12 @@ void check_training_part(const DataBlend& data, const DocumentSplit& split) {
   }
 }
 
-std::string split_words(const Config& config, const DataBlend& data, const DocumentSplit& split) {
+std::string describe_split(const Config& config, const DataBlend& data,
+                           const DocumentSplit& split) {
   const int64_t most = config.batch.max_document_tokens;
   const Part train = part_of(data, split.train, most);
   const Part validation = part_of(data, split.validation, most);
-  std::string text = "training on " + train.words();
+  std::string text = "training on " + train.describe();
   if (const int64_t step = config.batch.nano_batches * config.batch.nano_batch_tokens;
       train.tokens < step) {
     text +=
@@ -118,7 +119,7 @@ std::string split_words(const Config& config, const DataBlend& data, const Docum
                        ? "; one document: none for validation, no validation loss"
                        : "; no validation");
   }
-  text += "; validation: " + validation.words();
+  text += "; validation: " + validation.describe();
   if (validation_batches(config, data, split).empty())
     text += ", no next token: no validation loss";
   return text;

@@ -29,6 +29,6 @@ void check_training_part(const DataBlend& data, const DocumentSplit& split);
 
 /// One line for people: what is trained on, what validates, and how many documents
 /// batch.max_document_tokens splits.
-std::string split_words(const Config& config, const DataBlend& data, const DocumentSplit& split);
+std::string describe_split(const Config& config, const DataBlend& data, const DocumentSplit& split);
 
 }  // namespace distca

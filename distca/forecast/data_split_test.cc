@@ -69,18 +69,18 @@ TEST_F(DataSplitTest, a_training_part_without_a_next_token_is_refused) {
 
 TEST_F(DataSplitTest, the_words_count_both_parts_and_what_is_split) {
   const DataBlend set = data({20, 3, 9, 1, 0});
-  EXPECT_EQ(split_words(config_, set, {.train = {0, 1, 3}, .validation = {2}}),
+  EXPECT_EQ(describe_split(config_, set, {.train = {0, 1, 3}, .validation = {2}}),
             "training on 3 documents, 24 tokens (1 longer than 8 tokens, split into pieces); "
             "validation: 1 document, 9 tokens");
-  EXPECT_EQ(split_words(config_, set, {.train = {1}, .validation = {3, 4}}),
+  EXPECT_EQ(describe_split(config_, set, {.train = {1}, .validation = {3, 4}}),
             "training on 1 document, 3 tokens (a step takes 8: it has each document 2.7 times); "
             "validation: 2 documents, 1 token, no next token: no "
             "validation loss");
-  EXPECT_EQ(split_words(config_, set, {.train = {1}, .validation = {}}),
+  EXPECT_EQ(describe_split(config_, set, {.train = {1}, .validation = {}}),
             "training on 1 document, 3 tokens (a step takes 8: it has each document 2.7 times); "
             "one document: none for validation, no validation loss");
   config_.data.validation_fraction = 0;
-  EXPECT_EQ(split_words(config_, set, {.train = {1}, .validation = {}}),
+  EXPECT_EQ(describe_split(config_, set, {.train = {1}, .validation = {}}),
             "training on 1 document, 3 tokens (a step takes 8: it has each document 2.7 times); no "
             "validation");
 }

@@ -110,7 +110,7 @@ std::string memory_table(const RunGrid& grid, const DryRun& run) {
 }
 
 /// Describes the limits that the devices set to a run on CUDA.
-std::string device_words(const DryRun& run) {
+std::string describe_device(const DryRun& run) {
   if (run.devices.empty()) {
     return fmt::format(
         " There is no CUDA device here: attention's operators are predicted for {} "
@@ -126,7 +126,7 @@ std::string device_words(const DryRun& run) {
     text += fmt::format(
         " Keys are kept for backward if they and activations take at most {} of a rank by the "
         "devices here, else they travel again (plan.max_memory_gib sets another cap).",
-        device_cap_words(run.device_cap_bytes));
+        describe_device_cap(run.device_cap_bytes));
   return text;
 }
 
@@ -139,7 +139,7 @@ std::string machine_text(const Config& config, const DryRun& run) {
       "same "
       "time; programs, PyTorch's libraries and the allocator come on top.",
       run.local.count, plural(run.local.count), mebibytes(sum));
-  if (config.on_cuda()) return wrap(text + device_words(run), kColumns);
+  if (config.on_cuda()) return wrap(text + describe_device(run), kColumns);
   const MemoryLimit limit = memory_limit();
   text += fmt::format(
       " They cannot do with less than {} MiB, and a run is refused where that is "
@@ -201,7 +201,7 @@ std::string dry_run_text(const Config& config, int num_workers, const DryRun& ru
   const int64_t dedicated = config.servers.dedicated;
   const RunGrid grid = run_grid(config, num_workers);
   const std::string ranks = fmt::format(
-      "{}{} would train on {} x {} = {} tokens a step; ranks on this machine: {}.", grid.words(),
+      "{}{} would train on {} x {} = {} tokens a step; ranks on this machine: {}.", grid.describe(),
       dedicated > 0 ? fmt::format(" and {} dedicated server{}", dedicated, plural(dedicated)) : "",
       config.batch.nano_batches, with_thousands(config.batch.nano_batch_tokens),
       with_thousands(config.batch.nano_batches * config.batch.nano_batch_tokens), run.local.count);

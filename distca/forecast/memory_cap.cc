@@ -40,7 +40,7 @@ int64_t device_cap(const Config& config, const BatchPlans& plans, int num_worker
   return std::max(kDeviceCapUnit, round_down(std::max<int64_t>(cap, 0), kDeviceCapUnit));
 }
 
-std::string device_cap_words(int64_t bytes) {
+std::string describe_device_cap(int64_t bytes) {
   return fmt::format("{:g} GiB", static_cast<double>(bytes) / 0x1p30);
 }
 

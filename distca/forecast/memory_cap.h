@@ -40,6 +40,6 @@ int64_t device_cap(const Config& config, const BatchPlans& plans, int num_worker
                    const std::vector<DeviceFacts>& devices);
 
 /// Returns words such as "61.25 GiB".
-std::string device_cap_words(int64_t bytes);
+std::string describe_device_cap(int64_t bytes);
 
 }  // namespace distca

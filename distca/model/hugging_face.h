@@ -51,7 +51,7 @@ class HuggingFaceWeights {
   /// A weight of the model's table, by name.
   Tensor at(const std::string& name) const;
   /// Such as "39 tensors in 2 files, bfloat16".
-  std::string words() const;
+  std::string describe() const;
 
  private:
   struct Place {

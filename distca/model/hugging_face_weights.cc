@@ -120,7 +120,7 @@ HuggingFaceWeights::Tensor HuggingFaceWeights::at(const std::string& name) const
   return tensor_at(places_.at(name));
 }
 
-std::string HuggingFaceWeights::words() const {
+std::string HuggingFaceWeights::describe() const {
   std::set<std::string> types;
   for (const auto& [name, place] : places_) types.insert(place.entry->tensor.type_name());
   return fmt::format("{} tensors in {} file{}, {}", with_thousands(std::ssize(places_)),

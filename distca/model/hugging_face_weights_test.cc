@@ -46,7 +46,7 @@ TEST(hugging_face_weights, of_one_file) {
   tensors.push_back({.name = "model.layers.0.self_attn.rotary_emb.inv_freq", .shape = {4}});
   write_tensors(folder / "model.safetensors", tensors, 7);
   const HuggingFaceWeights weights(folder, small());
-  EXPECT_EQ(weights.words(), "21 tensors in 1 file, bfloat16");
+  EXPECT_EQ(weights.describe(), "21 tensors in 1 file, bfloat16");
   const auto norm = weights.at("model.norm.weight");
   EXPECT_EQ(norm.stored.shape, std::vector<int64_t>{8});
   EXPECT_EQ(norm.bytes.size(), 16u);
@@ -71,7 +71,7 @@ TEST(hugging_face_weights, of_several_files) {
   };
   write_index(map);
   const HuggingFaceWeights weights(folder, small());
-  EXPECT_EQ(weights.words(), "21 tensors in 2 files, bfloat16");
+  EXPECT_EQ(weights.describe(), "21 tensors in 2 files, bfloat16");
   EXPECT_EQ(weights.at("model.embed_tokens.weight").bytes[0], std::byte{1});
   EXPECT_EQ(weights.at("lm_head.weight").bytes[0], std::byte{2});
   map["lm_head.weight"] = names[0];

@@ -44,7 +44,7 @@ struct Compared {
   double ratio() const {
     return bytes == fewest ? 1 : static_cast<double>(bytes) / static_cast<double>(fewest);
   }
-  std::string words() const {
+  std::string describe() const {
     return fmt::format("{:.4f}: {} bytes, fewest {}; max/mean {:.4f}; {} servers; lengths {}",
                        ratio(), bytes, fewest, max_over_mean, servers,
                        ::testing::PrintToString(lengths));
@@ -109,7 +109,7 @@ std::vector<Compared> compare_all(const PlanOptions& options) {
   fmt::print(
       "  {} above a tolerance that some plan meets\n",
       std::count_if(all.begin(), all.end(), [](const Compared& c) { return c.could_be_even; }));
-  fmt::print("  worst {}\n", all.back().words());
+  fmt::print("  worst {}\n", all.back().describe());
   return all;
 }
 

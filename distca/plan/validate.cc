@@ -9,7 +9,7 @@
 namespace distca {
 namespace {
 
-std::string words(const Range& range) { return fmt::format("[{}, {})", range.begin, range.end); }
+std::string describe(const Range& range) { return fmt::format("[{}, {})", range.begin, range.end); }
 
 class Validator {
  public:
@@ -71,8 +71,8 @@ class Validator {
       return false;
     }
     if (range.begin < 0 || range.begin >= range.end || range.end > length(document)) {
-      report("{} {}: {} is not a range of document {} with {} tokens", whose, index, words(range),
-             document, length(document));
+      report("{} {}: {} is not a range of document {} with {} tokens", whose, index,
+             describe(range), document, length(document));
       return false;
     }
     return true;
@@ -96,15 +96,15 @@ class Validator {
     int64_t seen = 0;
     for (const Held& segment : held) {
       if (segment.tokens.begin > seen) {
-        report("document {}: no worker holds {}", document, words({seen, segment.tokens.begin}));
+        report("document {}: no worker holds {}", document, describe({seen, segment.tokens.begin}));
       } else if (segment.tokens.begin < seen) {
         report("document {}: {} is held twice", document,
-               words({segment.tokens.begin, std::min(seen, segment.tokens.end)}));
+               describe({segment.tokens.begin, std::min(seen, segment.tokens.end)}));
       }
       seen = std::max(seen, segment.tokens.end);
     }
     if (seen < length(document)) {
-      report("document {}: no worker holds {}", document, words({seen, length(document)}));
+      report("document {}: no worker holds {}", document, describe({seen, length(document)}));
     }
   }
 
@@ -160,17 +160,17 @@ class Validator {
     if (task.mask == MaskKind::kFull) {
       if (task.kv.end > task.q.begin + 1) {
         report("task {}: a full mask on q {} and kv {} lets queries see later keys", index,
-               words(task.q), words(task.kv));
+               describe(task.q), describe(task.kv));
       }
       if (window >= 0 && task.kv.begin < task.q.end - 1 - window) {
         report("task {}: a full mask on q {} and kv {} lets queries see keys before the window {}",
-               index, words(task.q), words(task.kv), window);
+               index, describe(task.q), describe(task.kv), window);
       }
     }
     const Range seen = seen_keys(task.q, plan_.shape.mask);
     if (!plan_.options.split_kv && !task.kv.contains(seen)) {
       report("task {}: kv {} is a part of the keys {} that its queries see, split_kv is off", index,
-             words(task.kv), words(seen));
+             describe(task.kv), describe(seen));
     }
   }
 
@@ -180,7 +180,7 @@ class Validator {
       return segment.tokens.begin <= task.q.begin;
     });
     if (after == held.begin() || (after - 1)->tokens.end < task.q.end) {
-      report("task {}: q {} of document {} does not lie in one segment", index, words(task.q),
+      report("task {}: q {} of document {} does not lie in one segment", index, describe(task.q),
              task.document);
     }
   }
@@ -213,16 +213,16 @@ class Validator {
     const Range keys = seen_keys(rows, plan_.shape.mask);
     int64_t seen = keys.begin;
     const auto missing = [&](int64_t end) {
-      report("document {}: queries {} x keys {} are computed by no task", document, words(rows),
-             words({seen, end}));
+      report("document {}: queries {} x keys {} are computed by no task", document, describe(rows),
+             describe({seen, end}));
     };
     for (const Task* task : active_) {
       const Range part = intersect(task->kv, keys);
       if (part.empty()) continue;
       if (part.begin > seen) missing(part.begin);
       if (part.begin < seen) {
-        report("document {}: queries {} x keys {} are computed twice", document, words(rows),
-               words({part.begin, std::min(seen, part.end)}));
+        report("document {}: queries {} x keys {} are computed twice", document, describe(rows),
+               describe({part.begin, std::min(seen, part.end)}));
       }
       seen = std::max(seen, part.end);
     }

@@ -21,7 +21,7 @@ constexpr double kSignOfLifeSeconds = 3;
 /// Drops the sign of a NaN, which means nothing.
 double plain(double loss) { return std::isnan(loss) ? std::abs(loss) : loss; }
 
-std::string step_words(const ShownStep& s) {
+std::string describe_step(const ShownStep& s) {
   const std::string total = std::to_string(s.total_steps);
   return fmt::format("step {:>{}}/{}", s.step, total.size(), total);
 }
@@ -35,14 +35,14 @@ std::string short_number(double number) {
 }
 
 /// "0-1K", "16-64K", "256K-1M".
-std::string band_words(const ShownStep::Band& band) {
+std::string describe_band(const ShownStep::Band& band) {
   constexpr int64_t kKibi = 1 << 10, kMebi = 1 << 20;
-  const auto words = [&](int64_t position) {
+  const auto describe = [&](int64_t position) {
     return position < kMebi ? fmt::format("{}K", position / kKibi)
                             : fmt::format("{}M", position / kMebi);
   };
-  std::string begin = words(band.begin);
-  const std::string end = words(band.end);
+  std::string begin = describe(band.begin);
+  const std::string end = describe(band.end);
   if (band.begin == 0 || begin.back() == end.back()) begin.pop_back();
   return begin + "-" + end;
 }
@@ -106,7 +106,7 @@ ShownStep shown_step(const Json& line, std::string_view place) {
 std::string progress_line(const ShownStep& s, size_t columns) {
   // The product's figure comes before what any trainer says.
   const std::vector<std::string> fields = {
-      step_words(s),
+      describe_step(s),
       s.loss ? fmt::format("loss {:.3f}", plain(*s.loss)) : "loss -",
       fmt::format("max/mean {:.2f}>{:.2f}", s.imbalance_before, s.imbalance_after),
       short_number(s.tokens_per_s) + " tok/s",
@@ -127,11 +127,11 @@ std::string progress_line(const ShownStep& s, size_t columns) {
 
 std::string validation_lines(const ShownStep& s) {
   std::string text =
-      fmt::format("{}  validation loss {:.3f}", step_words(s), plain(*s.validation_loss));
+      fmt::format("{}  validation loss {:.3f}", describe_step(s), plain(*s.validation_loss));
   if (s.by_position.size() < 2) return text;
   text += "\n  by position";
   for (const ShownStep::Band& band : s.by_position)
-    text += fmt::format("  {} {:.3f}", band_words(band), plain(band.loss));
+    text += fmt::format("  {} {:.3f}", describe_band(band), plain(band.loss));
   return text;
 }
 

@@ -154,7 +154,7 @@ struct FoundRun {
   int64_t steps = 0;             // steps of the weights, if there are any, else of metrics.jsonl
   std::string date;              // day of their last change, as 2026-11-22; empty without a run
 
-  std::string words() const {
+  std::string describe() const {
     return fmt::format("({} step{}, {})", steps, steps == 1 ? "" : "s", date);
   }
 };
@@ -202,11 +202,11 @@ FoundRun check_may_take(const fs::path& folder, const TakeFolder& how) {
   DISTCA_THROW_IF(found.has_checkpoints, ErrorKind::kConfig,
                   "{} holds a run with checkpoints {}: go on from them with --resume, name another "
                   "train.output_dir, or set train.overwrite=true",
-                  folder.string(), found.words());
+                  folder.string(), found.describe());
   DISTCA_THROW_IF(found.has_weights, ErrorKind::kConfig,
                   "{} holds a run already {}: name another train.output_dir or set "
                   "train.overwrite=true",
-                  folder.string(), found.words());
+                  folder.string(), found.describe());
   return found;
 }
 
@@ -237,7 +237,7 @@ RunFolder::RunFolder(fs::path folder, const TakeFolder& how)
   if (how.goes_on_after == 0 && (had_weights_ || found.steps > 0)) {
     replaces_ = fmt::format("replacing the {}run in {} {}",
                             had_weights_ || found.has_checkpoints ? "" : "unfinished ",
-                            folder_.string(), found.words());
+                            folder_.string(), found.describe());
   }
   remove_temporaries(folder_);
   remove_unfinished_checkpoints(folder_);

@@ -4,7 +4,7 @@
 //
 //     RunOutput output(config, state, files_beside_weights(data), /*goes_on_after=*/0, 1);
 //     output.begin(text);
-//     output.report(metrics, resolved);          // after every step
+//     output.report(metrics, resolved);        // after every step
 //     output.save_weights(model, steps);       // at the end
 //     output.save_beside();
 //     output.end(summary_text(config, data, summary));

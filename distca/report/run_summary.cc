@@ -51,7 +51,7 @@ void add_to(std::vector<T>& sums, const std::vector<T>& values) {
   for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
 }
 
-std::string tolerance_words(const Config::PlanKeys& plan) {
+std::string describe_tolerance(const Config::PlanKeys& plan) {
   if (plan.tolerance.is_auto()) return "auto";
   return fmt::format("{:g}",
                      plan.tolerance.kind == Tolerance::Kind::kOwn
@@ -61,7 +61,7 @@ std::string tolerance_words(const Config::PlanKeys& plan) {
 
 }  // namespace
 
-std::string counting_words(const Entropies& entropies) {
+std::string describe_counting(const Entropies& entropies) {
   std::string text = fmt::format(
       "counting single tokens of all the data would give {:.3f} "
       "(unigram entropy)",
@@ -161,7 +161,7 @@ std::vector<std::string> device_lines(const Config& config, const ComputePeak& p
     lines.push_back(fmt::format(
         "the smallest of the ranks' devices leaves {} for activations and kept keys of a rank "
         "(plan.max_memory_gib sets another cap)",
-        device_cap_words(config.device_cap_bytes)));
+        describe_device_cap(config.device_cap_bytes)));
   return lines;
 }
 
@@ -172,7 +172,7 @@ std::string start_text(const Config& config, const std::string& data, const RunG
                                   : fmt::format(", {} dedicated server{}", config.servers.dedicated,
                                                 config.servers.dedicated == 1 ? "" : "s");
   const std::string model =
-      fmt::format("{}{} ({}), {} parameters", run.words(), servers,
+      fmt::format("{}{} ({}), {} parameters", run.describe(), servers,
                   backend_name(config.comm.backend), with_thousands(config.model.num_parameters()));
   const bool alone = config.train.overlap == Overlap::kPingPong && config.batch.nano_batches == 1;
   const bool at_home = config.parallel.pipeline_schedule == PipelineSchedule::kAtHome;
@@ -184,7 +184,7 @@ std::string start_text(const Config& config, const std::string& data, const RunG
       counted(config.train.steps, "step"), config.batch.nano_batches,
       with_thousands(config.batch.nano_batch_tokens),
       some_hold_none ? " (fewer than workers: some hold none)" : "", config.plan.scheduler,
-      tolerance_words(config.plan), overlap_name(config.train.overlap),
+      describe_tolerance(config.plan), overlap_name(config.train.overlap),
       alone ? " (one nano-batch: as within)" : "", schedule);
   const std::string machine =
       fmt::format("attention kernel {}, peak of all ranks {:.0f} GFLOP/s ({})", kernel,
@@ -239,7 +239,7 @@ std::string learned_text(const Config& config, const DataBlend& data, const RunS
   // Counted for a single data set only: in a blend, sets that are shown more often would have to
   // count more often.
   const auto entropies = data.num_sets() == 1 ? token_entropies(data.set(0)) : std::nullopt;
-  if (entropies) text += fmt::format("  {}\n", wrap(counting_words(*entropies), kColumns - 2));
+  if (entropies) text += fmt::format("  {}\n", wrap(describe_counting(*entropies), kColumns - 2));
   const double steps = static_cast<double>(summary.steps);
   text += fmt::format("\nCore attention: (query, key) pairs of {} by server, summed over steps\n",
                       config.parallel.pipeline_model_parallel_size > 1 ? "all layers"

@@ -61,7 +61,7 @@ std::string attention_times(const Config& config, const RunSummary& summary);
 std::string balance_text(const RunSummary& summary);
 
 /// A line of the summary: which loss counting tokens would reach, and on which text.
-std::string counting_words(const Entropies& entropies);
+std::string describe_counting(const Entropies& entropies);
 
 /// Says which steps metrics.jsonl holds, if `missing` of its lines could not be written.
 std::string steps_written(int64_t steps, int64_t missing);
@@ -71,7 +71,7 @@ std::string steps_written(int64_t steps, int64_t missing);
 std::vector<std::string> device_lines(const Config& config, const ComputePeak& peak);
 
 /// The first words of a run: what is trained, on which grid, with which data and kernel. `data` is
-/// what split_words says. Lines have at most 100 columns, unless a word is longer.
+/// what describe_split says. Lines have at most 100 columns, unless a word is longer.
 std::string start_text(const Config& config, const std::string& data, const RunGrid& run,
                        const std::string& kernel, const ComputePeak& peak);
 

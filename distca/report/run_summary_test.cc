@@ -15,10 +15,10 @@ using ::testing::Not;
 
 TEST(Summary, counting_says_on_which_text_and_leaves_pairs_out_where_they_mean_nothing) {
   EXPECT_EQ(
-      counting_words({.unigram = 3.25, .bigram = 2.5}),
+      describe_counting({.unigram = 3.25, .bigram = 2.5}),
       "counting single tokens of all the data would give 3.250 (unigram entropy), pairs 2.500 "
       "(bigram entropy), on the very text counted");
-  EXPECT_EQ(counting_words({.unigram = 3.25}),
+  EXPECT_EQ(describe_counting({.unigram = 3.25}),
             "counting single tokens of all the data would give 3.250 (unigram entropy), on the "
             "very text counted");
 }

@@ -40,7 +40,7 @@ double launch_begin_s(const std::optional<std::string>& started_at) {
   return now_s - std::max(0.0, unix_s - started_s);
 }
 
-std::string exit_words(const Config& config) {
+std::string describe_exit_duration(const Config& config) {
   return fmt::format("train.exit_duration_in_mins = {:g}", config.train.exit_duration_in_mins);
 }
 

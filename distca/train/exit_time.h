@@ -22,7 +22,7 @@ namespace distca {
 double launch_begin_s(const std::optional<std::string>& started_at);
 
 /// "train.exit_duration_in_mins = 30", for the line on a run that it ended.
-std::string exit_words(const Config& config);
+std::string describe_exit_duration(const Config& config);
 
 class ExitTime {
  public:

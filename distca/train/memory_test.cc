@@ -100,8 +100,8 @@ void expect_needs_no_more_than_its_peaks(const Config& config, int workers) {
   for (const PeakMemory& peak : run.peaks) sum += peak.total();
   EXPECT_LE(run.needed.total(), sum);
   EXPECT_LE(memory_needed(config, workers, local).total(), run.needed.total())
-      << run_grid(config, workers).words() << ", " << config.model.num_hidden_layers << " layers, "
-      << config.batch.nano_batches << " nano-batches, recompute "
+      << run_grid(config, workers).describe() << ", " << config.model.num_hidden_layers
+      << " layers, " << config.batch.nano_batches << " nano-batches, recompute "
       << static_cast<int>(config.train.recompute) << ", " << config.model.vocab_size << " words, "
       << config.train.steps << " steps, in " << run.peaks[0].where;
 }

@@ -153,7 +153,7 @@ std::map<std::string, std::string> machine_texts(const Config& config,
   // Recorded where there is one: a run on the CPU has none to compare with.
   if (config.device_cap_bytes > 0)
     texts["cap of activations and kept keys by the devices' memory"] =
-        device_cap_words(config.device_cap_bytes);
+        describe_device_cap(config.device_cap_bytes);
   return texts;
 }
 
@@ -169,7 +169,7 @@ std::string agreed_run_id(Communicator& comm, const std::string& mine) {
   return {agreed.begin(), std::ranges::find(agreed, '\0')};
 }
 
-std::string checkpoint_words(const CheckpointIndex& index) {
+std::string describe_checkpoint(const CheckpointIndex& index) {
   return fmt::format("step {} of run {}, {}", index.step, index.run_id,
                      hash_hex(canonical_json(to_json(index))));
 }
@@ -181,7 +181,7 @@ ResolvedConfig resolved_config(const Config& config, const std::string& kernel,
           .kernel = kernel,
           .data = data,
           .isa = on_device ? std::string() : at::get_cpu_capability(),
-          .checkpoint = checkpoint ? checkpoint_words(checkpoint->index()) : "none"};
+          .checkpoint = checkpoint ? describe_checkpoint(checkpoint->index()) : "none"};
 }
 
 RunFacts run_facts(const Config& config, const ResolvedConfig& resolved, int num_workers) {

@@ -102,7 +102,7 @@ std::map<std::string, std::string> machine_texts(const Config& config,
 /// ranks call it together.
 std::string agreed_run_id(Communicator& comm, const std::string& mine);
 /// "step 100 of run 0123456789abcdef, 0123456789abcdef": the same wherever the checkpoint lies.
-std::string checkpoint_words(const CheckpointIndex& index);
+std::string describe_checkpoint(const CheckpointIndex& index);
 
 /// The facts that a run would record about itself now.
 struct RunFacts {

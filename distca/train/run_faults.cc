@@ -22,7 +22,7 @@ Error bad_step(const Config& config, int64_t step, const StepOutcome& outcome, i
                 config.optimizer.lr, skips ? "" : ", which train.bad_step=skip leaves out")
           : fmt::format("lower {} (now {})", initial ? "model.initializer_range" : "optimizer.lr",
                         initial ? config.model.initializer_range : config.optimizer.lr);
-  return Error(ErrorKind::kTraining, "step {}: {}; {}{}{}", step, outcome.words(), advice,
+  return Error(ErrorKind::kTraining, "step {}: {}; {}{}{}", step, outcome.describe(), advice,
                num_skipped == 0 ? "" : fmt::format("; {} steps in a row were skipped", num_skipped),
                saved);
 }

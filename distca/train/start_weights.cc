@@ -41,7 +41,7 @@ void load_start_weights(const CheckpointReader* checkpoint, const Config& config
     weights.optimizer.load(StatePart::kWeight, i, tensor_of(stored.at(table[i].name)));
   if (words) {
     words->push_back(
-        fmt::format("starting from the weights of {}: {}", config.model_from, stored.words()));
+        fmt::format("starting from the weights of {}: {}", config.model_from, stored.describe()));
   }
 }
 

@@ -21,7 +21,7 @@ std::deque<double> numbers(const JsonField& field) {
 
 }  // namespace
 
-std::string StepOutcome::words() const {
+std::string StepOutcome::describe() const {
   const auto spike = [this](const char* what) {
     return fmt::format("the {} {:.4g} is {:.1f} times the median of the steps before ({:.4g})",
                        what, value, value / median, median);

@@ -31,7 +31,7 @@ struct StepOutcome {
   bool good() const { return kind == Kind::kGood; }
   bool finite() const { return good() || kind == Kind::kNormSpike || kind == Kind::kLossSpike; }
   /// Says what is wrong, as in "the gradient norm is not finite".
-  std::string words() const;
+  std::string describe() const;
 };
 
 class StepGuard {

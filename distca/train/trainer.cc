@@ -115,7 +115,8 @@ class Trainer {
       check_last_validation(*summary_.last.validation_loss, config_);
     if (plans_->failure()) throw Error(*plans_->failure());
     if (!output_ || !ends_early()) return {};
-    return {.words = stopped_early(config_, exit_words(config_), batches_.last_step(), saved_)};
+    return {.words = stopped_early(config_, describe_exit_duration(config_), batches_.last_step(),
+                                   saved_)};
   }
 
  private:
@@ -162,7 +163,7 @@ class Trainer {
   }
 
   void begin_output(const std::vector<std::string>& resumed) {
-    std::string text = start_text(config_, split_words(config_, data_, batches_.split()), run_,
+    std::string text = start_text(config_, describe_split(config_, data_, batches_.split()), run_,
                                   resolved_.kernel, peak_);
     for (const std::string& line : resumed) text += "\n" + line;
     output_->begin(text);

@@ -153,7 +153,7 @@ Difference compared(std::string name, const at::Tensor& many, const at::Tensor& 
           .zero = zero};
 }
 
-std::string words(const Verification& v, const Difference& d) {
+std::string describe(const Verification& v, const Difference& d) {
   const bool is_loss = &d == &v.loss_difference;
   return fmt::format("{} on {} worker{} differs from one worker's{} by {:.1e}{} (bound {:.2g})",
                      is_loss ? "the loss" : "the gradient of " + d.name, v.num_workers,
@@ -232,9 +232,9 @@ std::string fault_of(const Verification& v) {
   }
   const auto beyond = std::ranges::count_if(v.gradients, &Difference::beyond);
   std::string fault;
-  if (v.loss_difference.beyond()) fault = words(v, v.loss_difference);
+  if (v.loss_difference.beyond()) fault = describe(v, v.loss_difference);
   if (beyond > 0) {
-    fault += (fault.empty() ? "" : "; ") + words(v, v.worst_gradient());
+    fault += (fault.empty() ? "" : "; ") + describe(v, v.worst_gradient());
     if (beyond > 1) {
       fault +=
           fmt::format("; {} of {} gradients are beyond their bounds", beyond, v.gradients.size());

@@ -23,8 +23,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr int kBeatsToSilence = 3;
-constexpr int kBeatsToSuspicion =
-    6;  // beats the next rank misses at start-up until we take it for lost
+constexpr int kBeatsToSuspicion = 6;  // beats the next rank misses at start-up until it is lost
 constexpr double kFirstPause = 0.05;  // seconds between the first two looks at the store
 constexpr double kShortPause = 1e-3;  // seconds likewise, while ranks connect
 constexpr double kExitReport = 2;     // seconds a rank that ends gives its last heartbeat, at most
@@ -441,8 +440,7 @@ std::string Heartbeat::diagnose(const FailedWait& wait) {
   std::unique_lock lock(state_->mutex);
   if (!state_->question) state_->question = wait;
   state_->changed.notify_all();
-  const double patience =
-      3 * state_->silence_s();  // for the other rank's diagnosis, then for our own
+  const double patience = 3 * state_->silence_s();  // for another's diagnosis, then for our own
   state_->changed.wait_for(lock, Seconds(patience + state_->options.grace_s),
                            [&] { return state_->diagnosis || state_->ended; });
   if (state_->diagnosis) return *state_->diagnosis;

@@ -131,7 +131,7 @@ Ended LocalRun::run() {
   const RunEnd ended = end();
   out_.finish(kConsolePatience);
   const ExitMessage words = exit_message_of(ended);
-  const std::string beside = words_beside(words.line, ended);
+  const std::string beside = message_beside(words.line, ended);
   if (!beside.empty()) err_.important(beside);
   return {words, interrupted_ != 0};
 }

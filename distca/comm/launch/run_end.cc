@@ -110,7 +110,7 @@ bool was_stopped(int status) {
          std::ranges::find(kStopSignals, WTERMSIG(status)) != std::end(kStopSignals);
 }
 
-std::string words_beside(const std::string& line, const RunEnd& end) {
+std::string message_beside(const std::string& line, const RunEnd& end) {
   const std::string& said = end.ranks.front().exit_message;
   const bool is_reported = said.starts_with(fmt::format("{}warning", kExitMessage)) ||
                            (end.signal != 0 && said.starts_with(stopped_by()));

@@ -39,6 +39,6 @@ bool was_stopped(int status);
 
 /// Returns the words of rank 0 that are printed in addition to the run's exit message, `line`: a
 /// warning, or in a stop what is saved. Empty if there are none.
-std::string words_beside(const std::string& line, const RunEnd& end);
+std::string message_beside(const std::string& line, const RunEnd& end);
 
 }  // namespace distca

@@ -85,7 +85,7 @@ TEST(RunEnd, a_failure_while_a_stop_is_under_way_is_reported) {
   expect(end, 1, kFull);
   end = {.ranks = {{exited(0), kSaved}, {exited(1), kFull}}, .failed = {1}, .signal = SIGTERM};
   expect(end, 1, kFull);
-  EXPECT_EQ(words_beside(kFull, end), kSaved);
+  EXPECT_EQ(message_beside(kFull, end), kSaved);
 }
 
 TEST(RunEnd, a_victim_of_a_rank_that_a_stop_ended_is_stopped_too) {
@@ -105,18 +105,18 @@ TEST(RunEnd, a_failure_before_a_stop_is_reported) {
                    .signal = SIGTERM,
                    .failed_first = true};
   expect(end, 1, kFull);
-  EXPECT_EQ(words_beside(kFull, end), kSaved);
+  EXPECT_EQ(message_beside(kFull, end), kSaved);
 }
 
 TEST(RunEnd, only_a_warning_or_what_a_stop_saved_is_said_beside_the_last_words) {
   RunEnd end{.ranks = {{exited(0), "distca: warning: part of the output is lost"}}};
-  EXPECT_EQ(words_beside("", end), end.ranks[0].exit_message);
+  EXPECT_EQ(message_beside("", end), end.ranks[0].exit_message);
   end.ranks[0].exit_message = kSaved;
-  EXPECT_EQ(words_beside("", end), "");  // it was us who stopped it, after a failure
+  EXPECT_EQ(message_beside("", end), "");  // it was us who stopped it, after a failure
   end.signal = SIGTERM;
-  EXPECT_EQ(words_beside(kSaved, end), "");
+  EXPECT_EQ(message_beside(kSaved, end), "");
   end.ranks[0].exit_message = kFull;
-  EXPECT_EQ(words_beside("", end), "");
+  EXPECT_EQ(message_beside("", end), "");
 }
 
 }  // namespace

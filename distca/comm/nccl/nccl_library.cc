@@ -15,7 +15,7 @@ constexpr const char* kName = "libnccl.so.2";
 constexpr const char* kVariable = "DISTCA_NCCL_LIBRARY";
 constexpr const char* kOldest = "2.14";  // has all functions
 
-std::string loader_words() {
+std::string loader_error() {
   const char* said = dlerror();
   return said ? said : "the system's loader does not say why";
 }
@@ -27,7 +27,7 @@ void* open_library(const std::optional<std::string>& path) {
     // PyTorch has loaded.
     void* const handle = dlopen(path->c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
     DISTCA_THROW_IF(!handle, ErrorKind::kConfig, "{} = {}: NCCL cannot be loaded: {}", kVariable,
-                    *path, loader_words());
+                    *path, loader_error());
     return handle;
   }
   if (void* const loaded = dlopen(kName, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) return loaded;
@@ -36,7 +36,7 @@ void* open_library(const std::optional<std::string>& path) {
       !handle, ErrorKind::kConfig,
       "NCCL cannot be loaded: this PyTorch has brought no {}, and by its name it is not "
       "found ({}); use a PyTorch with CUDA, or name the file by {}",
-      kName, loader_words(), kVariable);
+      kName, loader_error(), kVariable);
   return handle;
 }
 
@@ -80,7 +80,7 @@ std::string nccl_version_text(int version) {
   return fmt::format("{}.{}.{}", major, minor, version % 100);
 }
 
-std::string NcclLibrary::words(int result, NcclComm comm) const {
+std::string NcclLibrary::describe(int result, NcclComm comm) const {
   std::string text = get_error_string(result);
   const char* last = get_last_error(comm);
   if (last && *last) text += fmt::format(" ({})", last);
@@ -94,7 +94,7 @@ void NcclLibrary::check(int result, NcclComm comm, const char* function) const {
         "{} has returned before it was done; unset NCCL_COMM_BLOCKING in the environment",
         function));
   }
-  throw std::runtime_error(fmt::format("{}: {}", function, words(result, comm)));
+  throw std::runtime_error(fmt::format("{}: {}", function, describe(result, comm)));
 }
 
 void check_carries_host_memory(const NcclLibrary& nccl) {
@@ -125,7 +125,7 @@ NcclLibrary load_nccl(const std::optional<std::string>& path) {
   nccl.host = find_host_streams(symbols);
   const int result = get_version(&nccl.version);
   DISTCA_THROW_IF(result != kNcclSuccess, ErrorKind::kConfig, "{} does not say its version: {}",
-                  nccl.path, nccl.words(result, nullptr));
+                  nccl.path, nccl.describe(result, nullptr));
   return nccl;
 }
 

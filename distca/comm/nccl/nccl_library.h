@@ -72,7 +72,7 @@ struct NcclLibrary {
   /// null.
   void check(int result, NcclComm comm, const char* function) const;
   /// Returns what NCCL says of a result, in one line.
-  std::string words(int result, NcclComm comm) const;
+  std::string describe(int result, NcclComm comm) const;
 };
 
 /// Throws Error(kConfig) for a library without host streams: it carries the memory of GPUs only.

@@ -161,7 +161,7 @@ std::optional<std::string> NcclConnections::error() const {
   const int asked = nccl_.comm_get_async_error(comm_, &result);
   if (asked != kNcclSuccess) result = asked;
   if (result == kNcclSuccess || result == kNcclInProgress) return std::nullopt;
-  return "NCCL: " + nccl_.words(result, comm_);
+  return "NCCL: " + nccl_.describe(result, comm_);
 }
 
 void NcclConnections::abort() {

@@ -210,7 +210,7 @@ void Group::set_error(Result error, const std::string& words) {
   error_ = error;
 }
 
-std::string Group::words() const {
+std::string Group::describe() const {
   std::lock_guard lock(mutex_);
   return words_;
 }

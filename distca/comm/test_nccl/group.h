@@ -50,7 +50,7 @@ class Group {
 
   void set_error(Result error, const std::string& words);
   Result error() const { return error_; }
-  std::string words() const;
+  std::string describe() const;
   void abort();
   void wait_for_abort();
   /// Returns when all that has a number has been transferred, or the group was aborted.

@@ -206,7 +206,7 @@ const char* ncclGetErrorString(int result) {
 const char* ncclGetLastError(void* comm) {
   thread_local std::string words;
   const std::shared_ptr<Group> group = find(comm);
-  words = group ? group->words() : "";
+  words = group ? group->describe() : "";
   return words.c_str();
 }
 

@@ -12,16 +12,16 @@ namespace {
 using ::testing::ElementsAre;
 
 /// "F 1 0 -": forward, stage 0 has micro-batch 1, stage 1 has 0, stage 2 none.
-std::string words(const Tick& tick) {
+std::string describe(const Tick& tick) {
   std::string text = tick.stages[0].pass == Pass::kForward ? "F" : "B";
   for (const TickStage& stage : tick.stages)
     text += stage.micro_batch < 0 ? " -" : " " + std::to_string(stage.micro_batch);
   return text;
 }
 
-std::vector<std::string> words(const std::vector<Tick>& ticks) {
+std::vector<std::string> describe(const std::vector<Tick>& ticks) {
   std::vector<std::string> all;
-  for (const Tick& tick : ticks) all.push_back(words(tick));
+  for (const Tick& tick : ticks) all.push_back(describe(tick));
   return all;
 }
 
@@ -38,21 +38,22 @@ TEST(Grid, places_workers_by_stage_and_dedicated_servers_behind) {
 }
 
 TEST(AlignedTicks, of_two_stages_and_two_micro_batches_are_those_of_the_paper) {
-  EXPECT_THAT(words(aligned_ticks(2, 2, true)),
+  EXPECT_THAT(describe(aligned_ticks(2, 2, true)),
               ElementsAre("F 0 -", "F 1 0", "B - 0", "F - 1", "B 0 1", "B 1 -"));
 }
 
 TEST(AlignedTicks, of_one_stage_take_turns) {
-  EXPECT_THAT(words(aligned_ticks(1, 2, true)), ElementsAre("F 0", "B 0", "F 1", "B 1"));
+  EXPECT_THAT(describe(aligned_ticks(1, 2, true)), ElementsAre("F 0", "B 0", "F 1", "B 1"));
 }
 
 TEST(AlignedTicks, of_fewer_micro_batches_than_stages_never_fill_the_pipeline) {
-  EXPECT_THAT(words(aligned_ticks(3, 1, true)),
+  EXPECT_THAT(describe(aligned_ticks(3, 1, true)),
               ElementsAre("F 0 - -", "F - 0 -", "F - - 0", "B - - 0", "B - 0 -", "B 0 - -"));
 }
 
 TEST(AlignedTicks, of_an_evaluation_are_forward_alone) {
-  EXPECT_THAT(words(aligned_ticks(2, 3, false)), ElementsAre("F 0 -", "F 1 0", "F 2 1", "F - 2"));
+  EXPECT_THAT(describe(aligned_ticks(2, 3, false)),
+              ElementsAre("F 0 -", "F 1 0", "F 2 1", "F - 2"));
 }
 
 TEST(AlignedTicks, count_and_hold_what_the_formulas_say) {
