@@ -12,7 +12,7 @@ transformers: a Llama of the package transformers on the same attention, for ben
       -> {"elapsed", "step", "mean_loss", "gradient_norm", and the parts of the step as bench/one_worker.h names them},
       in seconds, of the clock that bench/one_worker.h says
 gpu: one device, for scripts/gpu_check.sh: variable-length attention of PyTorch's own FlashAttention (on a CPU as ddp), bf16
-  weights with fp32 masters. Arguments: device; folder; text, one document, a byte a token; documents, how many of it are a
+  weights with fp32 main params. Arguments: device; folder; text, one document, a byte a token; documents, how many of it are a
   step; steps. It reads no command and writes a line a step: loss before the update, and step_s. It recomputes what
   `train.recompute=full` does: all but attention and the head, whose backward follows each part of its rows at once.
 
@@ -223,11 +223,11 @@ def play_gpu():
     device = torch.device(ARGUMENTS.device)
     llama = Llama(ARGUMENTS.folder).to(device)
     weights = list(llama.parameters())
-    masters = [weight.detach().clone() for weight in weights]
+    main_params = [weight.detach().clone() for weight in weights]
     llama.to(torch.bfloat16)
-    for master in masters:
-        master.grad = torch.empty_like(master)
-    optimizer = adamw(masters)
+    for param in main_params:
+        param.grad = torch.empty_like(param)
+    optimizer = adamw(main_params)
     document = torch.tensor(list(pathlib.Path(ARGUMENTS.text).read_bytes()))
     count = ARGUMENTS.documents
     targets = torch.cat([document[1:], torch.tensor([-100])])
@@ -237,10 +237,10 @@ def play_gpu():
         llama.zero_grad()
         loss = gpu_step(llama, *batch)
         with torch.no_grad():
-            torch._foreach_copy_([master.grad for master in masters], [weight.grad for weight in weights])
-            clipped(masters)
+            torch._foreach_copy_([param.grad for param in main_params], [weight.grad for weight in weights])
+            clipped(main_params)
             optimizer.step()
-            torch._foreach_copy_(weights, masters)
+            torch._foreach_copy_(weights, main_params)
         value = loss.item()
         if device.type == "cuda":
             torch.cuda.synchronize()

@@ -120,8 +120,8 @@ def check(version, here, commands, sources, jobs):
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for source, done, seconds in pool.map(one, sources):
-            verdict = "PASS" if done.returncode == 0 else "FAIL"
-            print(f"{verdict}  {version}  {source:<50} {seconds:5.1f} s", flush=True)
+            outcome = "PASS" if done.returncode == 0 else "FAIL"
+            print(f"{outcome}  {version}  {source:<50} {seconds:5.1f} s", flush=True)
             if done.returncode != 0:
                 failed += 1
                 print(done.stdout, flush=True)

@@ -15,8 +15,8 @@
 
 namespace distca {
 
-/// Whether a step may reach the weights. It is a plain value, which ranks send each
-/// other.
+/// Says whether a step may reach the weights, and if not, why. It is a plain value, which ranks
+/// send each other.
 struct StepOutcome {
   enum class Kind : int32_t {
     kGood,

@@ -408,7 +408,7 @@ class Trainer {
   std::unique_ptr<WorkerWeights> weights_;  // null on a dedicated server
   ExitTime exit_time_;
   StepGuard guard_;
-  StepOutcome outcome_;  // of the step under way
+  StepOutcome outcome_;  // outcome of the step under way
   int64_t skipped_in_row_ = 0;
   bool was_good_ = false;  // a step of this start
   Step step_;

@@ -203,8 +203,8 @@ void Heartbeat::State::look_for_connected() {
 /// Says whether this rank reaches the store as the first one does, so that all know when some are
 /// on other machines.
 void Heartbeat::State::report_network() {
-  const std::string mine_is = network_id();
-  if (store->set_first(key("network"), mine_is) != mine_is) store->set(key("networks"), "1");
+  const std::string own = network_id();
+  if (store->set_first(key("network"), own) != own) store->set(key("networks"), "1");
   if (!is_loopback(address)) store->set_first(key("outside"), address);
 }
 
@@ -269,9 +269,8 @@ std::vector<RankNews> Heartbeat::State::read_all() {
 
 /// One rank reads all heartbeats for the others, unless it is lost itself.
 void Heartbeat::State::answer() {
-  const std::string mine_is = std::to_string(rendezvous.rank);
-  if (store->set_first(key("diagnosing_rank"), mine_is) == mine_is || !wait_for_diagnosis())
-    diagnose_all();
+  const std::string own = std::to_string(rendezvous.rank);
+  if (store->set_first(key("diagnosing_rank"), own) == own || !wait_for_diagnosis()) diagnose_all();
 }
 
 /// Sleeps, longer each time, and lives on. True once the diagnosis has come.
