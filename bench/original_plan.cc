@@ -87,7 +87,7 @@ class GreedyOriginal {
 };
 
 GreedyOriginal::GreedyOriginal(const PlanRequest& request, const Layout& layout)
-    : tolerance_(static_cast<double>(request.options.tolerance_ppm) * 1e-6),
+    : tolerance_(static_cast<double>(request.options.tolerance_ppm.value()) * 1e-6),
       pair_elements_(static_cast<double>(request.shape.num_heads * request.shape.head_dim_qk)),
       key_elements_(static_cast<double>(request.shape.kv_token_bytes()) /
                     static_cast<double>(request.shape.element_bytes())) {

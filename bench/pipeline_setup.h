@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,7 +70,7 @@ struct ArmRequest {
   std::vector<EmbeddingHeadTime> ends;  // [stage] An empty list means no time.
   int64_t bytes_per_us = 0;             // PipelineRequest::bytes_per_us
   FillTicks fill_ticks = FillTicks::kExact;
-  int64_t tolerance_ppm = PlanOptions::kOwnTolerance;  // for arms whose attention is balanced
+  std::optional<int64_t> tolerance_ppm = {};  // for arms whose attention is balanced
 };
 PipelineStepRequest step_request(PipelineArm arm, const ArmRequest& request);
 

@@ -43,8 +43,8 @@ std::string how(const StepArm& arm) {
   std::string text(std::ranges::find(kOverlaps, arm.step.overlap, &OverlapName::overlap)->name);
   if (arm.one_nano_batch) text += ", one nano-batch";
   if (arm.weighed) text += ", tolerance auto";
-  if (arm.plan.tolerance_ppm != PlanOptions::kOwnTolerance)
-    text += fmt::format(", tolerance {:g}", 1e-6 * static_cast<double>(arm.plan.tolerance_ppm));
+  if (const std::optional<int64_t> ppm = arm.plan.tolerance_ppm)
+    text += fmt::format(", tolerance {:g}", 1e-6 * static_cast<double>(*ppm));
   return text;
 }
 

@@ -22,7 +22,7 @@ namespace distca::cli {
 namespace {
 
 double tolerance(const Plan& plan) {
-  return static_cast<double>(plan.options.tolerance_ppm) * 1e-6;
+  return static_cast<double>(*plan.options.tolerance_ppm) * 1e-6;
 }
 
 std::string mebibytes(int64_t bytes) {

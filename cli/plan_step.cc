@@ -93,7 +93,7 @@ Json figures_json(const Config& config, const Step& step, const BatchPlans& plan
   for (size_t i = 0; i < plans.plans.size(); ++i) {
     Json plan = summary_json({plans.plans[i], config.attention_profile});
     if (layers.size() > 1) plan["layers"] = layers[i % layers.size()];
-    if (config.plan.tolerance.is_auto())
+    if (config.plan.tolerance.is_auto)
       plan["weighed"] = weighed_of(config, step.batch[i].nano_batch, step, plans.redispatched);
     list.push_back(std::move(plan));
   }

@@ -62,7 +62,7 @@ BatchRequest request_from(const char* text) {
   read("linear_work", request.linear_work);
   read("scheduler", request.scheduler);
   read("split_kv", request.split_kv);
-  request.tolerance = field["tolerance"].number();
+  if (field.has("tolerance")) request.tolerance = field["tolerance"].number();
   read_shape("num_heads", request.shape.num_heads);
   read_shape("num_kv_heads", request.shape.num_kv_heads);
   read_shape("head_dim", request.shape.head_dim);

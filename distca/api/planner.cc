@@ -16,6 +16,7 @@ namespace distca::api {
 namespace {
 
 constexpr int64_t kMostLinearWork = int64_t{1} << 40;
+constexpr double kMostTolerance = 1e6;
 
 template <typename... Args>
 void require(bool holds, fmt::format_string<Args...> format, Args&&... args) {
@@ -143,6 +144,14 @@ std::vector<std::vector<Range>> tokens_of(const Plan& plan) {
   return tokens;
 }
 
+std::optional<int64_t> tolerance_ppm_of(const BatchRequest& request) {
+  if (!request.tolerance) return std::nullopt;
+  const double tolerance = *request.tolerance;  // the comparisons are false for what is no number
+  require(tolerance >= 0 && tolerance <= kMostTolerance, "tolerance = {}: 0 .. {}", tolerance,
+          kMostTolerance);
+  return std::llround(tolerance * 1e6);
+}
+
 }  // namespace
 
 AttentionShape attention_shape(const Shape& shape, int64_t window_left) {
@@ -194,21 +203,16 @@ std::string BatchPlan::json() const { return plan_to_json(state_->plan); }
 const Plan& BatchPlan::plan() const { return state_->plan; }
 
 BatchPlan plan_batch(const BatchRequest& request) {
-  constexpr double kMostTolerance = 1e6;  // also false for what is no number
-  require(request.tolerance <= kMostTolerance, "tolerance = {}: at most {}", request.tolerance,
-          kMostTolerance);
   NanoBatch documents = documents_of(request.cu_seqlens);
   const AttentionShape shape = attention_shape(request.shape, request.window_left);
   if (!request.tokens.empty()) check_tokens(request);
   Cluster cluster = cluster_of(request, documents, shape);
-  const PlanRequest asked{
-      .nano_batch = std::move(documents),
-      .cluster = std::move(cluster),
-      .shape = shape,
-      .options = {.scheduler = request.scheduler,
-                  .tolerance_ppm = request.tolerance < 0 ? PlanOptions::kOwnTolerance
-                                                         : std::llround(request.tolerance * 1e6),
-                  .split_kv = request.split_kv}};
+  const PlanRequest asked{.nano_batch = std::move(documents),
+                          .cluster = std::move(cluster),
+                          .shape = shape,
+                          .options = {.scheduler = request.scheduler,
+                                      .tolerance_ppm = tolerance_ppm_of(request),
+                                      .split_kv = request.split_kv}};
   if (request.tokens.empty()) return BatchPlan(make_plan(asked));
   return BatchPlan(make_plan(asked, layout_of(request)));
 }

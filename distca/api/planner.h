@@ -26,6 +26,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -115,10 +116,10 @@ struct BatchRequest {
   std::string scheduler = "balanced";
 
   /// By how much the busiest rank may exceed its share: 0.05 means 5 %. A higher tolerance needs
-  /// fewer bytes. A negative one means the scheduler's own, which is 0.02 for "balanced".
+  /// fewer bytes. Not set: the scheduler's own, which is 0.02 for "balanced".
   ///
-  /// Default: -1
-  double tolerance = -1;
+  /// Default: not set
+  std::optional<double> tolerance;
 
   /// If true, a task may have only some of its queries' keys, and partial results are merged by
   /// log-sum-exp. That needs fewer bytes, but the bits of O then depend on the plan. Only

@@ -113,7 +113,9 @@ TEST(PlanBatch, options_reach_the_planner) {
     return plan_batch(request).plan().options;
   };
   EXPECT_EQ(options({.scheduler = "greedy"}).scheduler, "greedy");
+  EXPECT_EQ(options({}).tolerance_ppm, 20'000);
   EXPECT_EQ(options({.tolerance = 0.1}).tolerance_ppm, 100'000);
+  EXPECT_EQ(options({.tolerance = 0}).tolerance_ppm, 0);
   EXPECT_TRUE(options({.split_kv = true}).split_kv);
 }
 
@@ -132,8 +134,9 @@ TEST(PlanBatch, says_in_one_line_what_is_wrong) {
             "num_heads = 3, num_kv_heads = 2: the first is a multiple of the second");
   EXPECT_EQ(with([](auto& r) { r.shape.head_dim = 12; }), "head_dim = 12: a multiple of 8");
   EXPECT_EQ(with([](auto& r) { r.window_left = -2; }), "window_left = -2: -1, for all, or more");
-  EXPECT_EQ(with([](auto& r) { r.tolerance = 1e30; }), "tolerance = 1e+30: at most 1000000");
-  EXPECT_EQ(with([](auto& r) { r.tolerance = NAN; }), "tolerance = nan: at most 1000000");
+  EXPECT_EQ(with([](auto& r) { r.tolerance = 1e30; }), "tolerance = 1e+30: 0 .. 1000000");
+  EXPECT_EQ(with([](auto& r) { r.tolerance = -0.1; }), "tolerance = -0.1: 0 .. 1000000");
+  EXPECT_EQ(with([](auto& r) { r.tolerance = NAN; }), "tolerance = nan: 0 .. 1000000");
   EXPECT_THAT(with([](auto& r) { r.scheduler = "balancd"; }), HasSubstr("balanced"));
   const auto holding = [&](const Tokens& tokens) {
     return with([&](auto& r) { r.tokens = tokens; });

@@ -13,6 +13,7 @@
 // Any thread may use them.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -80,6 +81,10 @@ struct JsonWriter {
     json[name] = value;
   }
   void operator()(const char* name, ScalarType type) const { json[name] = element_bytes(type); }
+  void operator()(const char* name, const std::optional<int64_t>& value, int64_t = 0,
+                  int64_t = 0) const {
+    json[name] = value.value();
+  }
 };
 
 /// Reads the visited fields from an object, with a check of the limits given for integers.

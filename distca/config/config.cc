@@ -55,13 +55,14 @@ void check_value(const ConfigKey& key, const std::string& origin) {
                     "{}: {} = {}: must be at {} {}{}", origin, key.name, value,
                     low ? "least" : "most", low ? key.minimum : key.maximum, in_units(key));
   };
-  std::visit(Overloaded{[&](int64_t* v) { check_number(static_cast<double>(*v)); },
-                        [&](double* v) { check_number(*v); },
-                        [&](std::vector<int64_t>* v) {
-                          for (const int64_t number : *v) check_number(static_cast<double>(number));
-                        },
-                        [&](Tolerance* v) { check_number(v->share); }, [](const auto&) {}},
-             key.value);
+  std::visit(
+      Overloaded{[&](int64_t* v) { check_number(static_cast<double>(*v)); },
+                 [&](double* v) { check_number(*v); },
+                 [&](std::vector<int64_t>* v) {
+                   for (const int64_t number : *v) check_number(static_cast<double>(number));
+                 },
+                 [&](Tolerance* v) { check_number(v->share.value_or(0)); }, [](const auto&) {}},
+      key.value);
 }
 
 void set_text(const ConfigKey& key, std::string text, const std::string& origin) {
@@ -146,12 +147,10 @@ void set_value(const ConfigKey& key, const toml::node& node, const std::string& 
                  [&](std::vector<int64_t>* v) { *v = list_of<int64_t>(key, node, origin); },
                  [&](std::vector<std::string>* v) { *v = list_of<std::string>(key, node, origin); },
                  [&](Tolerance* v) {
-                   const bool is_auto = node.value<std::string>() == "auto";
-                   expect(is_auto || node.is_number(), describe_number(key));
-                   const double share = node.value<double>().value_or(0);
-                   *v = is_auto       ? Tolerance{.kind = Tolerance::Kind::kAuto}
-                        : share == -1 ? Tolerance{}  // the scheduler's own
-                                      : Tolerance{Tolerance::Kind::kShare, share};
+                   *v = {.is_auto = node.value<std::string>() == "auto",
+                         .share = node.value<double>()};
+                   expect(v->is_auto || v->share, describe_number(key));
+                   if (v->share == -1) v->share.reset();  // the scheduler's own
                  },
                  [](const auto&) {}},
       key.value);
@@ -270,7 +269,7 @@ void check_windows(const Config& config) {
          "a tick would pool layers of different windows");
   refuse(config.servers.reweight, "servers.reweight = true",
          "times are measured over all layers, and each window has a plan of its own");
-  refuse(config.plan.tolerance.is_auto(), "plan.tolerance = auto",
+  refuse(config.plan.tolerance.is_auto, "plan.tolerance = auto",
          "it chooses a layout for one plan, and all windows share one");
   refuse(config.plan.max_memory_gib > 0,
          fmt::format("plan.max_memory_gib = {}", config.plan.max_memory_gib),
@@ -292,9 +291,10 @@ void finish(Config& config, const std::vector<ConfigKey>& keys) {
                     beta);
   }
   check_schedule(config);
-  DISTCA_THROW_IF(config.plan.tolerance.share < 0, ErrorKind::kConfig,
+  const double share = config.plan.tolerance.share.value_or(0);
+  DISTCA_THROW_IF(share < 0, ErrorKind::kConfig,
                   "plan.tolerance = {}: must be at least 0, or -1 for the scheduler's own, or auto",
-                  config.plan.tolerance.share);
+                  share);
   check_servers(config);
   DISTCA_THROW_IF(
       config.on_cuda() && config.comm.backend == Config::Comm::Backend::kGloo, ErrorKind::kConfig,
@@ -316,8 +316,7 @@ void finish(Config& config, const std::vector<ConfigKey>& keys) {
 }  // namespace
 
 bool measures_speeds(const Config& config) {
-  return !config.train.deterministic &&
-         (config.servers.reweight || config.plan.tolerance.is_auto());
+  return !config.train.deterministic && (config.servers.reweight || config.plan.tolerance.is_auto);
 }
 
 int num_ranks(const Config& config, int num_workers) {
@@ -364,8 +363,8 @@ std::string shown_value(const ConfigKey& key) {
       Overloaded{[](int64_t* v) { return fmt::format("{}", *v); },
                  [](double* v) { return shown_number(*v); },
                  [](Tolerance* v) {
-                   if (v->is_auto()) return std::string("\"auto\"");
-                   return shown_number(v->kind == Tolerance::Kind::kOwn ? -1 : v->share);
+                   if (v->is_auto) return std::string("\"auto\"");
+                   return shown_number(v->share.value_or(-1));
                  },
                  [](const WordValue& v) { return fmt::format("'{}'", v.word()); },
                  [](bool* v) { return fmt::format("{}", *v); },

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -33,13 +34,10 @@ namespace distca {
 
 /// How far the busiest server may be above its share of the load (plan.tolerance).
 struct Tolerance {
-  enum class Kind : uint8_t {
-    kOwn,    // the scheduler's own tolerance; -1 in the file
-    kAuto,   // chosen for each nano-batch by weighing load against bytes (plan/choose_tolerance.h)
-    kShare,  // the number in `share`
-  } kind = Kind::kOwn;
-  double share = 0;  // 0.05: at most 5 % above
-  bool is_auto() const { return kind == Kind::kAuto; }
+  /// Chosen for each nano-batch by weighing load against bytes (plan/choose_tolerance.h).
+  bool is_auto = false;
+  /// 0.05: at most 5 % above. Not set: the scheduler's own tolerance, which is -1 in the file.
+  std::optional<double> share = {};
 };
 
 /// All keys of a run, with their defaults.

@@ -119,7 +119,7 @@ void check_pipeline(const Config& config) {
                   "exchange.keys = keep with {}: backward of a tick pools other micro-batches than "
                   "forward, so servers cannot keep keys; use auto or redispatch",
                   size);
-  DISTCA_THROW_IF(config.servers.reweight || config.plan.tolerance.is_auto(), ErrorKind::kConfig,
+  DISTCA_THROW_IF(config.servers.reweight || config.plan.tolerance.is_auto, ErrorKind::kConfig,
                   "{} with {}: ticks are planned with assumed speeds only; leave it out",
                   config.servers.reweight ? "servers.reweight = true" : "plan.tolerance = auto",
                   size);

@@ -44,10 +44,10 @@ class Figures {
     const Plan& plan = plans.plan(nano);
     for (int worker = 0; worker < num_workers_; ++worker)
       work_[worker].tokens += plan.layout.num_tokens(worker);
-    if (config_.plan.tolerance.is_auto()) {
+    if (config_.plan.tolerance.is_auto) {
       figures_.chosen.push_back(
           fmt::format("{} {:g}", plan.options.scheduler,
-                      static_cast<double>(plan.options.tolerance_ppm) * 1e-6));
+                      static_cast<double>(*plan.options.tolerance_ppm) * 1e-6));
     }
   }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "distca/base/clock.h"
@@ -129,8 +130,8 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
   request.nano_batch = nano_batch;
   request.shape = config.model.shape(window).attention;
   request.options = config.plan;
-  if (config.plan.tolerance.kind == Tolerance::Kind::kShare)
-    request.options.tolerance_ppm = std::llround(config.plan.tolerance.share * 1e6);
+  if (const std::optional<double> share = config.plan.tolerance.share)
+    request.options.tolerance_ppm = std::llround(*share * 1e6);
   request.profile = config.attention_profile;
   Cluster& cluster = request.cluster;
   cluster.num_workers = num_workers;
@@ -157,8 +158,8 @@ std::vector<Plan> plan_all(const Config& config, const std::vector<PlanRequest>&
       plans.push_back(make_plan(request, plans[plans.size() - window].layout));
       continue;
     }
-    plans.push_back(config.plan.tolerance.is_auto() ? choose_tolerance(request, times).plan
-                                                    : make_plan(request));
+    plans.push_back(config.plan.tolerance.is_auto ? choose_tolerance(request, times).plan
+                                                  : make_plan(request));
   }
   return plans;
 }

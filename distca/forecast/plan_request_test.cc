@@ -37,7 +37,7 @@ TEST(PlanRequest, workers_alone_serve_evenly_under_every_schedule) {
 TEST(PlanRequest, the_plan_is_asked_for_what_the_keys_say) {
   const PlanRequest defaults = request({});
   EXPECT_EQ(defaults.options.layout, "") << "the scheduler's own";
-  EXPECT_EQ(defaults.options.tolerance_ppm, PlanOptions::kOwnTolerance);
+  EXPECT_EQ(defaults.options.tolerance_ppm, std::nullopt);
   EXPECT_EQ(request({"plan.tolerance=0"}).options.tolerance_ppm, 0);
   EXPECT_EQ(request({"plan.tolerance=0.035"}).options.tolerance_ppm, 35'000);
   EXPECT_EQ(defaults.shape.mask.window_left, -1);

@@ -42,7 +42,7 @@ std::vector<int64_t> load_bounds(const PlanRequest& request, int64_t total) {
   std::vector<int64_t> bounds;
   for (const int64_t own : capacity) {
     const int64_t share = scale(total, own, sum);
-    bounds.push_back(share + scale(share, request.options.tolerance_ppm, 1'000'000));
+    bounds.push_back(share + scale(share, request.options.tolerance_ppm.value(), 1'000'000));
   }
   return bounds;
 }

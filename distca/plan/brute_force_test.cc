@@ -56,7 +56,7 @@ std::vector<int64_t> allowed_pairs(const Plan& plan) {
   int64_t total = 0;
   for (const ServerLoad& load : plan.load) total += load.pairs;
   const int64_t servers = plan.cluster.num_servers();
-  const int64_t most = total * (1'000'000 + plan.options.tolerance_ppm) / (1'000'000 * servers);
+  const int64_t most = total * (1'000'000 + *plan.options.tolerance_ppm) / (1'000'000 * servers);
   return std::vector<int64_t>(servers, most);
 }
 
@@ -83,7 +83,7 @@ Compared compare(const PlanRequest& request) {
   result.fewest =
       brute_force.fewest_bytes(std::vector<int64_t>(plan.cluster.num_servers(), most_pairs));
   EXPECT_LE(result.fewest, result.bytes);
-  if (result.max_over_mean > 1 + static_cast<double>(plan.options.tolerance_ppm) * 1e-6) {
+  if (result.max_over_mean > plan.options.most_over_share()) {
     result.could_be_even = brute_force.fewest_bytes(allowed_pairs(plan)) != testing::kNoPlan;
   }
   return result;
@@ -104,7 +104,7 @@ std::vector<Compared> compare_all(const PlanOptions& options) {
       std::count_if(all.begin(), all.end(), [](const Compared& c) { return c.fewest == 0; });
   fmt::print(
       "{} on {} at tolerance {}: {} cases, {} of 0 bytes; {} optimal, median {:.4f}, 90 % {:.4f}\n",
-      options.scheduler, options.layout, static_cast<double>(options.tolerance_ppm) / 1e6, kCases,
+      options.scheduler, options.layout, static_cast<double>(*options.tolerance_ppm) / 1e6, kCases,
       idle, optimal, all[kCases / 2].ratio(), all[kCases * 9 / 10].ratio());
   fmt::print(
       "  {} above a tolerance that some plan meets\n",

@@ -72,8 +72,7 @@ ToleranceChoice choose_tolerance(const PlanRequest& request, const LayerTimeOpti
   double most_even = 0;  // over share, of the plans of the scheduler asked for
   for (const PlanOptions& candidate : candidates(request)) {
     const bool asked = candidate.scheduler == request.options.scheduler;
-    if (asked && most_even > 0 &&
-        most_even <= 1 + static_cast<double>(candidate.tolerance_ppm) * 1e-6) {
+    if (asked && most_even > 0 && most_even <= candidate.most_over_share()) {
       continue;
     }
     PlanRequest next = request;
@@ -89,7 +88,7 @@ ToleranceChoice choose_tolerance(const PlanRequest& request, const LayerTimeOpti
     if (asked) most_even = most_even > 0 ? std::min(most_even, highest) : highest;
     choice.weighed.push_back({.scheduler = plan.options.scheduler,
                               .layout = plan.options.layout,
-                              .tolerance_ppm = plan.options.tolerance_ppm,
+                              .tolerance_ppm = plan.options.tolerance_ppm.value(),
                               .max_over_share = highest,
                               .time = layer_time(plan, request.profile.get(), options)});
     const int64_t least =

@@ -40,7 +40,7 @@ ToleranceChoice choose(const PlanRequest& request, OverlapModel overlap_model,
 const WeighedPlan& chosen(const ToleranceChoice& choice) { return choice.weighed[choice.chosen]; }
 
 PlanRequest balanced_request(const std::vector<int64_t>& lengths, int workers) {
-  return testing::request_for(lengths, workers, "balanced", PlanOptions::kOwnTolerance);
+  return testing::request_for(lengths, workers, "balanced", std::nullopt);
 }
 
 /// One long document, as many tokens of short ones: packed, nothing is cut.

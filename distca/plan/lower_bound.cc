@@ -34,8 +34,7 @@ int64_t lower_bound_bytes(const Plan& plan) {
   const auto largest = static_cast<double>(*std::max_element(capacity.begin(), capacity.end()));
   double pairs = 0;
   for (const Document& document : plan.nano_batch.documents) pairs += all_pairs(document);
-  const double tolerance = static_cast<double>(plan.options.tolerance_ppm) * 1e-6;
-  const double allowed = (1 + tolerance) * pairs * largest / all;
+  const double allowed = plan.options.most_over_share() * pairs * largest / all;
   double keys = 0;
   for (const Document& document : plan.nano_batch.documents) {
     keys += fewest_keys(document, allowed);

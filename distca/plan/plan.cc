@@ -73,7 +73,7 @@ void check_request(const PlanRequest& request) {
   if (*std::min_element(std::begin(caps), std::end(caps)) < 0) {
     throw Error(ErrorKind::kPlan, "a cap on bytes is negative (0: no cap)");
   }
-  const int64_t tolerance = request.options.tolerance_ppm;
+  const int64_t tolerance = request.options.tolerance_ppm.value();
   if (tolerance < 0 || tolerance > kMaxTolerancePpm) {
     throw Error(ErrorKind::kPlan, "a tolerance of {} ppm is not in 0 .. {}", tolerance,
                 kMaxTolerancePpm);
@@ -104,8 +104,7 @@ PlanRequest resolved(PlanRequest request) {
   const SchedulerEntry& scheduler = find_scheduler(request.options.scheduler);
   PlanOptions& options = request.options;
   if (options.layout.empty()) options.layout = scheduler.layout;
-  if (options.tolerance_ppm == PlanOptions::kOwnTolerance)
-    options.tolerance_ppm = scheduler.tolerance_ppm;
+  if (!options.tolerance_ppm) options.tolerance_ppm = scheduler.tolerance_ppm;
   if (scheduler.only_this_layout && options.layout != scheduler.layout) {
     throw Error(ErrorKind::kPlan, "scheduler {} has a layout of its own, {}, and takes no {}",
                 scheduler.name, scheduler.layout, options.layout);

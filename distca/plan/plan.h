@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,15 +44,14 @@ struct Task {
 
 /// How a plan is made. A finished plan has the names and numbers that were used.
 struct PlanOptions {
-  static constexpr int64_t kOwnTolerance = INT64_MIN;
   /// A name of schedulers() (scheduler.h). The others are there to be compared with.
   std::string scheduler = "balanced";
   /// A name of layouts(). Empty means the scheduler's own choice.
   std::string layout = {};
   /// By how much a server may exceed its share of the load, in millionths: max/mean of load over
-  /// capacity, minus 1. Lower it for an evener load, raise it for fewer bytes. kOwnTolerance means
-  /// the scheduler's own choice, which for `balanced` is 20,000.
-  int64_t tolerance_ppm = kOwnTolerance;
+  /// capacity, minus 1. Lower it for an evener load, raise it for fewer bytes. Not set: the
+  /// scheduler's own choice, which for `balanced` is 20,000.
+  std::optional<int64_t> tolerance_ppm = {};
   /// True if a task may have a part of its queries' keys. Then fewer bytes travel, but the bits of
   /// O depend on the plan. Only for `balanced`.
   bool split_kv = false;
@@ -61,6 +61,8 @@ struct PlanOptions {
   /// The unit of load: pairs, or the ns of a profile, named "NAME@HASH". make_plan sets it.
   std::string price = "pairs";
   bool by_time() const { return price != "pairs"; }
+  /// The largest load over its share that the tolerance allows. Only where the tolerance is set.
+  double most_over_share() const { return 1 + static_cast<double>(tolerance_ppm.value()) * 1e-6; }
   bool operator==(const PlanOptions&) const = default;
 };
 

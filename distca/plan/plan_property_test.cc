@@ -310,9 +310,8 @@ void expect_shares(const Plan& plan) {
   }
   const auto load = static_cast<double>(plan.load[worst].pairs);
   const auto own = static_cast<double>(capacity[worst]);
-  const double tolerance = static_cast<double>(plan.options.tolerance_ppm) * 1e-6;
-  const double bound =
-      total * own / sum * (1 + tolerance) + 2 * static_cast<double>(largest_block(plan));
+  const double bound = total * own / sum * plan.options.most_over_share() +
+                       2 * static_cast<double>(largest_block(plan));
   if (load <= bound) return;
   const auto block = static_cast<double>(smallest_block(plan, static_cast<int>(worst)));
   for (size_t other = 0; other < capacity.size(); ++other) {
@@ -340,7 +339,7 @@ TEST_P(PlanProperty, a_valid_plan_or_a_refusal_that_names_what_cannot_be_met) {
       if (plan) {
         EXPECT_THAT(validate(*plan, checks(request)), IsEmpty());
         if (balances(request)) {
-          const double bound = 1 + static_cast<double>(plan->options.tolerance_ppm) * 1e-6;
+          const double bound = plan->options.most_over_share();
           const double home = max_over_mean(plan->cluster, testing::home_load(*plan));
           EXPECT_LE(max_over_mean(*plan), std::max(bound, home));
         }

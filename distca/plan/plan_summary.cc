@@ -12,8 +12,7 @@ PlanSummary summarize(const Plan& plan) {
   summary.max_over_mean_time = max_over_mean_time(plan);
   summary.max_over_share = max_over_share(plan);
   constexpr double kRounding = 1e-12;
-  summary.tolerance_met = summary.max_over_share <=
-                          1 + static_cast<double>(plan.options.tolerance_ppm) * 1e-6 + kRounding;
+  summary.tolerance_met = summary.max_over_share <= plan.options.most_over_share() + kRounding;
   for (const ServerLoad& load : plan.load) {
     summary.qkv_bytes += load.send_bytes;
     summary.o_bytes += load.o_send_bytes;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -19,7 +20,7 @@ namespace distca::testing {
 
 inline PlanRequest request_for(const std::vector<int64_t>& lengths, int workers,
                                const std::string& scheduler = "greedy",
-                               int64_t tolerance_ppm = 50'000) {
+                               std::optional<int64_t> tolerance_ppm = 50'000) {
   return {.nano_batch = NanoBatch::from_lengths(lengths),
           .cluster = Cluster::in_place(workers),
           .shape = {.num_heads = 4, .num_kv_heads = 1},

@@ -52,11 +52,9 @@ void add_to(std::vector<T>& sums, const std::vector<T>& values) {
 }
 
 std::string describe_tolerance(const Config::PlanKeys& plan) {
-  if (plan.tolerance.is_auto()) return "auto";
-  return fmt::format("{:g}",
-                     plan.tolerance.kind == Tolerance::Kind::kOwn
-                         ? static_cast<double>(find_scheduler(plan.scheduler).tolerance_ppm) * 1e-6
-                         : plan.tolerance.share);
+  if (plan.tolerance.is_auto) return "auto";
+  const auto own = static_cast<double>(find_scheduler(plan.scheduler).tolerance_ppm);
+  return fmt::format("{:g}", plan.tolerance.share.value_or(own * 1e-6));
 }
 
 }  // namespace

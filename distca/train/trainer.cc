@@ -141,7 +141,7 @@ class Trainer {
     });
     if (measures_speeds(config_))
       meter_.emplace(comm_.size(),
-                     config_.plan.tolerance.is_auto() ? measured_bytes_per_us(comm_) : 0);
+                     config_.plan.tolerance.is_auto ? measured_bytes_per_us(comm_) : 0);
     if (checkpoint_) {
       restore_trainer();
       words.insert(words.begin(), fmt::format("going on after step {} from {}", first_step_ - 1,

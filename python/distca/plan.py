@@ -96,9 +96,10 @@ def plan_batch(cu_seqlens: Sequence[int], num_ranks: int, shape: Shape, *, windo
         "capacity": [] if capacity is None else _integers(capacity, "capacity").tolist(),
         "linear_work": linear_work,
         "scheduler": scheduler,
-        "tolerance": -1 if tolerance is None else tolerance,
         "split_kv": split_kv,
     }
+    if tolerance is not None:
+        request["tolerance"] = tolerance
     ranges, num_ranges = _flat(tokens)
     return BatchPlan(Plan.of_batch(_json(request), _integers(cu_seqlens, "cu_seqlens"), ranges, num_ranges))
 

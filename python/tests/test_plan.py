@@ -154,7 +154,7 @@ def test_arrays_tensors_and_their_types_are_taken():
     ({"num_holders": math.nan}, "num_holders = nan: a finite number"),
     ({"window_size": (math.inf, 0)}, "window_left = inf: a finite number"),
     ({"shape": SHAPE._replace(head_dim=-math.inf)}, "head_dim = -inf: a finite number"),
-    ({"tolerance": 1e30}, "tolerance = 1e+30: at most 1000000"),
+    ({"tolerance": 1e30}, "tolerance = 1e+30: 0 .. 1000000"),
     ({"tokens": []}, "tokens: of no rank; None lets the planner choose"),
     ({"tokens": [[0, 700], [700, 2444]]},
      "tokens: for each rank a list of ranges (begin, end), not [[0, 700], [700, 2444]]"),

@@ -374,7 +374,7 @@ void Filler::close_from_pool() {
 Layout Filler::run() {
   const int64_t total = filling_.request.nano_batch.num_tokens();
   const double slack =
-      static_cast<double>(filling_.request.options.tolerance_ppm * choice_.slack_permille);
+      static_cast<double>(filling_.request.options.tolerance_ppm.value() * choice_.slack_permille);
   const int num_workers = layout_.num_workers();
   int64_t used = 0;
   for (worker_ = 0; worker_ < num_workers; ++worker_) {

@@ -70,7 +70,7 @@ LayoutPrice price_layout(const PlanRequest& request, const TaskPrice& task_price
                          const Layout& layout, const std::vector<int64_t>& shares) {
   const AttentionShape& shape = request.shape;
   const int64_t key_bytes = shape.kv_token_bytes();
-  const double bound = 1 + static_cast<double>(request.options.tolerance_ppm) * 1e-6;
+  const double bound = request.options.most_over_share();
   LayoutPrice price;
   std::vector<int64_t> sent(layout.workers.size(), 0);      // in keys
   std::vector<int64_t> received(layout.workers.size(), 0);  // in keys

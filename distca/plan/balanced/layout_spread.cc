@@ -65,7 +65,7 @@ Spreader::Spreader(const PlanRequest& request, const TaskPrice& price,
       sent_(layout.workers.size(), 0),
       received_(layout.workers.size(), 0),
       tokens_(layout.workers.size(), 0) {
-  const double bound = 1 + static_cast<double>(request.options.tolerance_ppm) * 1e-6;
+  const double bound = request.options.most_over_share();
   for (int worker = 0; worker < layout.num_workers(); ++worker) {
     room_.push_back(static_cast<int64_t>(bound * static_cast<double>(shares[worker])));
     for (const Segment& segment : layout.workers[worker]) {

@@ -55,7 +55,7 @@ Tried attempt(const PlanRequest& request, const Layout& layout, bool caps_first)
 constexpr double kMillion = 1e6;
 
 double allowed(const PlanRequest& request) {
-  return 1 + static_cast<double>(request.options.tolerance_ppm) / kMillion;
+  return 1 + static_cast<double>(request.options.tolerance_ppm.value()) / kMillion;
 }
 
 /// Within the tolerance, then the more even one; between equals the one that moves fewer bytes.
@@ -74,7 +74,7 @@ Tried with_other_goals(const PlanRequest& request, const Layout& layout, Tried b
     Tried found = attempt(other, layout, false);
     if (found.overrun == 0 && better(found, best, bound)) best = std::move(found);
   };
-  const int64_t asked = request.options.tolerance_ppm;
+  const int64_t asked = request.options.tolerance_ppm.value();
   for (const int64_t tighter : {asked / 2, asked / 4, int64_t{0}}) {
     if (best.highest > bound) attempt_at(tighter);
   }

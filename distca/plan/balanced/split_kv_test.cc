@@ -168,7 +168,7 @@ TEST(SplitKvRandom, batches_give_valid_plans_with_no_more_bytes_than_tasks_with_
         random.below(2) == 0 ? sequential_layout(request) : balanced_layout(request);
     const Plan plan = plan_with_split_kv(request, layout);
     EXPECT_THAT(validate(plan), IsEmpty()) << trial;
-    const double bound = 1 + 1e-6 * static_cast<double>(request.options.tolerance_ppm);
+    const double bound = request.options.most_over_share();
     const double reached = max_over_mean(plan);
     const double home = max_over_mean(plan.cluster, testing::home_load(plan));
     EXPECT_LE(reached, std::max(bound, home) + 1e-9) << trial;

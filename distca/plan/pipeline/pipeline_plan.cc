@@ -55,22 +55,19 @@ bool is_fill(std::span<const int> nano_batches) {
 /// How the load of a slot is shared.
 struct Shares {
   std::vector<int64_t> capacity;
-  int64_t tolerance_ppm = PlanOptions::kOwnTolerance;
+  std::optional<int64_t> tolerance_ppm = {};  // as in PlanOptions
   bool operator==(const Shares&) const = default;
 };
 
 /// By how much a server may exceed its share in ticks that are not weighed.
 int64_t own_tolerance_ppm(const PipelineRequest& request) {
-  const int64_t given = request.options.tolerance_ppm;
-  return given == PlanOptions::kOwnTolerance
-             ? find_scheduler(request.options.scheduler).tolerance_ppm
-             : given;
+  return request.options.tolerance_ppm.value_or(
+      find_scheduler(request.options.scheduler).tolerance_ppm);
 }
 
 /// Every server may take what it finishes within the tick's least length and the tolerance.
 Shares shares_of_fill(const PipelineRequest& request, std::span<const RankWork> work, int64_t load,
                       int64_t tolerance_ppm) {
-  if (tolerance_ppm == PlanOptions::kOwnTolerance) tolerance_ppm = own_tolerance_ppm(request);
   const int64_t ps = least_ps(work, request.balance_target, load);
   const double longer = static_cast<double>(ps) * static_cast<double>(tolerance_ppm) * 1e-6;
   const int64_t most = std::min(
@@ -139,8 +136,8 @@ Shares shares_that_stay(const PipelineRequest& request, std::span<const int> nan
 }
 
 Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
-                 int64_t fill_tolerance_ppm) {
-  const int64_t own = request.options.tolerance_ppm;
+                 std::optional<int64_t> fill_tolerance_ppm) {
+  const std::optional<int64_t> own = request.options.tolerance_ppm;
   if (!request.capacity.empty()) return {.capacity = request.capacity, .tolerance_ppm = own};
   // One stage shares its plans between the passes.
   const std::optional<Pass> alone = request.grid.stages == 1 ? std::nullopt : std::optional(pass);
@@ -149,7 +146,8 @@ Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batch
   const bool known = std::ranges::all_of(
       work, [](const RankWork& rank) { return rank.attention_ps_per_kload > 0; });
   if (is_fill(nano_batches) && known && load > 0)
-    return shares_of_fill(request, work, load, fill_tolerance_ppm);
+    return shares_of_fill(request, work, load,
+                          fill_tolerance_ppm.value_or(own_tolerance_ppm(request)));
   return {.capacity = even_capacities(work, request.balance_target, load), .tolerance_ppm = own};
 }
 
@@ -207,7 +205,7 @@ Plan slot_plan(const PipelineRequest& request, std::span<const int> nano_batches
 /// Returns true if the plan of a slot is weighed against its bytes.
 bool is_weighed(const PipelineRequest& request, std::span<const int> nano_batches) {
   return request.bytes_per_us > 0 && is_fill(nano_batches) && request.capacity.empty() &&
-         !request.speeds.empty() && request.fill_tolerance_ppm == PlanOptions::kOwnTolerance;
+         !request.speeds.empty() && !request.fill_tolerance_ppm;
 }
 
 /// Tries tolerances of one slot, and keeps the plan with which it is predicted to be over first.
