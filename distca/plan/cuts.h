@@ -49,7 +49,7 @@ Range fewest_blocks(const Range& whole, const Part& part, const Load& load, cons
 /// wish.wanted; all of them where all have less. load(part) is the load of a part, and a larger
 /// part must not have less. One block less is returned where the load would be above wish.most, and
 /// nothing where even one block is above it. The larger part is preferred because it ends an excess
-/// in one move instead of leaving a crumb. `whole` may not be empty.
+/// in one move instead of leaving a small shard. `whole` may not be empty.
 template <typename Load>
 Range lowest(const Range& whole, const Load& load, const LoadWish& wish) {
   const int64_t first = whole.begin / kBlockTokens;

@@ -1,7 +1,7 @@
 #pragma once
-// Finds the rows of a piece that make a shard of a wanted load. Cuts are at multiples of 128 from
-// the document's start. Only + - * / and sqrt are used, so the bits are the same on every machine.
-// Any thread may call the functions.
+// Finds the rows to cut from a shard so that they have a wanted load. Cuts are at multiples of 128
+// from the document's start. Only + - * / and sqrt are used, so the bits are the same on every
+// machine. Any thread may call the functions.
 //
 //   const ShardRows shards(shape, price);  // AttentionShape shape, TaskPrice price
 //   const Range last = shards.ending_at(q.end, q, {.wanted = excess, .most = room});

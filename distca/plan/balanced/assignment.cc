@@ -7,8 +7,8 @@
 namespace distca {
 namespace {
 
-auto order(const Piece& piece) {
-  return std::tuple(piece.document, piece.q.begin, piece.kv.begin, piece.q.end);
+auto order(const Shard& shard) {
+  return std::tuple(shard.document, shard.q.begin, shard.kv.begin, shard.q.end);
 }
 
 }  // namespace
@@ -23,8 +23,8 @@ Assignment::Assignment(const PlanRequest& request, const Layout& layout)
       price_inside_(byte_price(request.cluster.inside)),
       price_between_(byte_price(request.cluster.between)),
       homes_(layout, request.nano_batch.documents.size()),
-      pieces_(request.cluster.capacity.size()) {
-  const std::vector<int64_t> none(pieces_.size(), 0);
+      shards_(request.cluster.capacity.size()) {
+  const std::vector<int64_t> none(shards_.size(), 0);
   now_ = {.load = none, .send = none, .receive = none, .memory = none};
   for (int worker = 0; worker < layout.num_workers(); ++worker) {
     now_.memory[worker] = layout.num_tokens(worker) * cluster_.memory.token_bytes;
@@ -35,38 +35,38 @@ Assignment::Assignment(const PlanRequest& request, const Layout& layout)
   }
 }
 
-std::span<const Piece> Assignment::pieces(int server, int64_t document) const {
-  const auto& all = pieces_[server];
+std::span<const Shard> Assignment::shards(int server, int64_t document) const {
+  const auto& all = shards_[server];
   const auto begin = std::partition_point(
-      all.begin(), all.end(), [&](const Piece& piece) { return piece.document < document; });
+      all.begin(), all.end(), [&](const Shard& shard) { return shard.document < document; });
   auto end = begin;
   while (end != all.end() && end->document == document) ++end;
   return {begin, end};
 }
 
-Piece Assignment::whole_context(int64_t document, const Range& q, int32_t home) const {
+Shard Assignment::whole_context(int64_t document, const Range& q, int32_t home) const {
   return with_keys(document, q, mask_.keys(q), home);
 }
 
-Piece Assignment::with_keys(int64_t document, const Range& q, const Range& kv, int32_t home) const {
+Shard Assignment::with_keys(int64_t document, const Range& q, const Range& kv, int32_t home) const {
   return {.document = document, .q = q, .kv = kv, .home = home, .load = task_price_(q, kv)};
 }
 
-RestPieces Assignment::without(const Piece& piece, const Range& q, const Range& kv) const {
-  RestPieces rest;
+ShardRemainder Assignment::without(const Shard& shard, const Range& q, const Range& kv) const {
+  ShardRemainder remainder;
   const auto keep = [&](const Range& rows, const Range& keys) {
     if (rows.empty() || keys.empty()) return;
     const Range seen = intersect(keys, mask_.keys(rows));
     if (seen.empty()) return;
-    const Piece part = with_keys(piece.document, rows, seen, piece.home);
+    const Shard part = with_keys(shard.document, rows, seen, shard.home);
     // Visible keys are whole blocks: a window may begin after the last of those seen.
-    if (part.load > 0) rest.pieces[rest.size++] = part;
+    if (part.load > 0) remainder.shards[remainder.size++] = part;
   };
-  keep({piece.q.begin, q.begin}, piece.kv);
-  keep({q.end, piece.q.end}, piece.kv);
-  keep(q, {piece.kv.begin, kv.begin});
-  keep(q, {kv.end, piece.kv.end});
-  return rest;
+  keep({shard.q.begin, q.begin}, shard.kv);
+  keep({q.end, shard.q.end}, shard.kv);
+  keep(q, {shard.kv.begin, kv.begin});
+  keep(q, {kv.end, shard.kv.end});
+  return remainder;
 }
 
 int64_t Assignment::total_load() const {
@@ -75,19 +75,20 @@ int64_t Assignment::total_load() const {
 
 int64_t Assignment::keys_end(int server, int64_t document) const {
   int64_t end = 0;
-  for (const Piece& piece : pieces(server, document)) end = std::max(end, piece.kv.end);
+  for (const Shard& shard : shards(server, document)) end = std::max(end, shard.kv.end);
   return end;
 }
 
-/// visit(part): the parts of `tokens` that none of the others reads, from others.rest[next] on and
-/// then others.run. What others read mostly cuts off an end; only within it does it leave two
+/// visit(part): the parts of `tokens` that none of the others reads, from others.remainder[next] on
+/// and then others.run. What others read mostly cuts off an end; only within it does it leave two
 /// parts.
 template <typename Visit>
-void Assignment::unread(Range tokens, Range Piece::*side, const Others& others, size_t next,
+void Assignment::unread(Range tokens, Range Shard::*side, const Others& others, size_t next,
                         const Visit& visit) const {
-  const size_t num_rest = others.rest.size(), count = num_rest + others.run.size();
+  const size_t num_remaining = others.remainder.size(), count = num_remaining + others.run.size();
   for (; next < count && !tokens.empty(); ++next) {
-    const Piece& other = next < num_rest ? others.rest[next] : others.run[next - num_rest];
+    const Shard& other =
+        next < num_remaining ? others.remainder[next] : others.run[next - num_remaining];
     const Range& read = other.*side;
     if (read.end <= tokens.begin || read.begin >= tokens.end || &other == others.skip) continue;
     if (read.begin <= tokens.begin) {
@@ -101,33 +102,34 @@ void Assignment::unread(Range tokens, Range Piece::*side, const Others& others, 
 }
 
 template <typename Visit>
-void Assignment::fetched(int server, const Piece& piece, const Others& others,
+void Assignment::fetched(int server, const Shard& shard, const Others& others,
                          const Visit& visit) const {
   const MemoryPrice& memory = cluster_.memory;
   const auto fetch = [&](int home, int64_t tokens, bool rows) {
     const bool inside = cluster_.node(home) == cluster_.node(server);
     const int64_t there = tokens * (rows ? q_bytes_ : kv_bytes_);
     const int64_t back = rows ? tokens * o_bytes_ : 0;
-    visit(home, Toll{.price = (there + back) * (inside ? price_inside_ : price_between_),
-                     .received = there,
-                     .kept = tokens * (rows ? memory.kept_query_bytes : memory.kept_key_bytes)});
+    visit(home,
+          MoveCost{.price = (there + back) * (inside ? price_inside_ : price_between_),
+                   .received = there,
+                   .kept = tokens * (rows ? memory.kept_query_bytes : memory.kept_key_bytes)});
   };
-  const int home = home_of(piece);
+  const int home = home_of(shard);
   if (home != server) {
-    unread(piece.q, &Piece::q, others, 0,
+    unread(shard.q, &Shard::q, others, 0,
            [&](const Range& rows) { fetch(home, rows.size(), true); });
   }
-  unread(piece.kv, &Piece::kv, others, 0, [&](const Range& keys) {
-    homes_.for_each_part(piece.document, keys, [&](const HomeSegment& held, const Range& part) {
+  unread(shard.kv, &Shard::kv, others, 0, [&](const Range& keys) {
+    homes_.for_each_part(shard.document, keys, [&](const HomeSegment& held, const Range& part) {
       if (held.worker != server) fetch(held.worker, part.size(), false);
     });
   });
 }
 
-Toll Assignment::toll(int server, const Piece& piece, const Others& others) const {
-  Toll result;
+MoveCost Assignment::move_cost(int server, const Shard& shard, const Others& others) const {
+  MoveCost result;
   std::vector<std::pair<int, int64_t>> sends;  // by home; filled only where a cap asks for it
-  fetched(server, piece, others, [&](int home, const Toll& part) {
+  fetched(server, shard, others, [&](int home, const MoveCost& part) {
     result.price += part.price;
     result.received += part.received;
     result.kept += part.kept;
@@ -140,17 +142,17 @@ Toll Assignment::toll(int server, const Piece& piece, const Others& others) cons
   return result;
 }
 
-Toll Assignment::to_add(int server, const Piece& piece) const {
-  return toll(server, piece, {pieces(server, piece.document), nullptr, {}});
+MoveCost Assignment::to_add(int server, const Shard& shard) const {
+  return move_cost(server, shard, {shards(server, shard.document), nullptr, {}});
 }
 
-Toll Assignment::to_shrink(int server, size_t index, std::span<const Piece> rest) const {
-  const Piece& piece = pieces_[server][index];
-  return toll(server, piece, {pieces(server, piece.document), &piece, rest});
+MoveCost Assignment::to_shrink(int server, size_t index, std::span<const Shard> remainder) const {
+  const Shard& shard = shards_[server][index];
+  return move_cost(server, shard, {shards(server, shard.document), &shard, remainder});
 }
 
-void Assignment::book(int server, const Piece& piece, const Others& others, int64_t sign) {
-  fetched(server, piece, others, [&](int home, const Toll& part) {
+void Assignment::book(int server, const Shard& shard, const Others& others, int64_t sign) {
+  fetched(server, shard, others, [&](int home, const MoveCost& part) {
     now_.price += sign * part.price;
     now_.send[home] += sign * part.received;
     now_.receive[server] += sign * part.received;
@@ -161,53 +163,53 @@ void Assignment::book(int server, const Piece& piece, const Others& others, int6
 void Assignment::begin_trial() {
   in_trial_ = true;
   touched_.clear();
-  pieces_before_.clear();
+  shards_before_.clear();
   before_ = now_;
 }
 
 void Assignment::touch(int server) {
   if (!in_trial_ || std::find(touched_.begin(), touched_.end(), server) != touched_.end()) return;
   touched_.push_back(server);
-  pieces_before_.push_back(pieces_[server]);
+  shards_before_.push_back(shards_[server]);
 }
 
 void Assignment::undo_trial() {
-  for (size_t i = 0; i < touched_.size(); ++i) pieces_[touched_[i]] = std::move(pieces_before_[i]);
+  for (size_t i = 0; i < touched_.size(); ++i) shards_[touched_[i]] = std::move(shards_before_[i]);
   now_ = std::move(before_);
   in_trial_ = false;
 }
 
-void Assignment::add(int server, const Piece& piece) {
+void Assignment::add(int server, const Shard& shard) {
   touch(server);
-  book(server, piece, {pieces(server, piece.document), nullptr, {}}, 1);
-  insert(server, piece);
+  book(server, shard, {shards(server, shard.document), nullptr, {}}, 1);
+  insert(server, shard);
 }
 
-void Assignment::shrink(int server, size_t index, std::span<const Piece> rest) {
+void Assignment::shrink(int server, size_t index, std::span<const Shard> remainder) {
   touch(server);
-  auto& pieces_here = pieces_[server];
-  const Piece piece = pieces_here[index];
-  book(server, piece, {pieces(server, piece.document), &pieces_here[index], rest}, -1);
-  now_.load[server] -= piece.load;
-  pieces_here.erase(pieces_here.begin() + static_cast<std::ptrdiff_t>(index));
-  for (const Piece& part : rest) insert(server, part);
+  auto& shards_here = shards_[server];
+  const Shard shard = shards_here[index];
+  book(server, shard, {shards(server, shard.document), &shards_here[index], remainder}, -1);
+  now_.load[server] -= shard.load;
+  shards_here.erase(shards_here.begin() + static_cast<std::ptrdiff_t>(index));
+  for (const Shard& part : remainder) insert(server, part);
 }
 
 /// Can one task compute both?
-bool Assignment::one_task(const Piece& lower, const Piece& upper) const {
+bool Assignment::one_task(const Shard& lower, const Shard& upper) const {
   if (lower.home != upper.home || lower.q.end != upper.q.begin) return false;
   return lower.kv == upper.kv ||
          (lower.kv == mask_.keys(lower.q) && upper.kv == mask_.keys(upper.q));
 }
 
-void Assignment::insert(int server, const Piece& piece) {
-  auto& all = pieces_[server];
-  Piece merged = piece;
+void Assignment::insert(int server, const Shard& shard) {
+  auto& all = shards_[server];
+  Shard merged = shard;
   for (bool found = true; found;) {
     found = false;
-    const auto run = pieces(server, piece.document);
+    const auto run = shards(server, shard.document);
     for (size_t i = run.data() - all.data(); i < run.data() - all.data() + run.size(); ++i) {
-      const Piece other = all[i];
+      const Shard other = all[i];
       const bool below = one_task(other, merged);
       if (!below && !one_task(merged, other)) continue;
       const Range q{std::min(other.q.begin, merged.q.begin), std::max(other.q.end, merged.q.end)};
@@ -221,15 +223,15 @@ void Assignment::insert(int server, const Piece& piece) {
   }
   now_.load[server] += merged.load;
   const auto at = std::partition_point(
-      all.begin(), all.end(), [&](const Piece& other) { return order(other) < order(merged); });
+      all.begin(), all.end(), [&](const Shard& other) { return order(other) < order(merged); });
   all.insert(at, merged);
 }
 
 std::vector<Task> Assignment::tasks() const {
   std::vector<Task> tasks;
   for (int server = 0; server < num_servers(); ++server) {
-    for (const Piece& piece : pieces_[server]) {
-      tasks.push_back({.document = piece.document, .q = piece.q, .kv = piece.kv, .server = server});
+    for (const Shard& shard : shards_[server]) {
+      tasks.push_back({.document = shard.document, .q = shard.q, .kv = shard.kv, .server = server});
     }
   }
   return tasks;

@@ -28,68 +28,69 @@ Case random_case(Random& random) {
   return {std::move(request), plan.layout};
 }
 
-/// A part of a piece's rows, cut at blocks.
+/// A part of a shard's rows, cut at blocks.
 Range random_part(const Range& q, Random& random) {
   const auto cuts = testing::random_cuts(q, 3, random);
   return cuts[random.below(cuts.size())];
 }
 
-/// Moves a random part of the rows, or of the keys, of a random piece.
+/// Moves a random part of the rows, or of the keys, of a random shard.
 void random_change(Assignment& state, Random& random) {
   const auto from = static_cast<int>(random.below(state.num_servers()));
   const auto to = static_cast<int>(random.below(state.num_servers()));
-  if (from == to || state.pieces(from).empty()) return;
-  const size_t index = random.below(state.pieces(from).size());
-  const Piece piece = state.pieces(from)[index];
-  std::vector<Piece> rest;
-  Piece moved = piece;
+  if (from == to || state.shards(from).empty()) return;
+  const size_t index = random.below(state.shards(from).size());
+  const Shard shard = state.shards(from)[index];
+  std::vector<Shard> remainder;
+  Shard moved = shard;
   if (random.below(3) == 0) {
-    const Range keys = random_part(piece.kv, random);
-    for (const Range& kv : {Range{piece.kv.begin, keys.begin}, Range{keys.end, piece.kv.end}}) {
-      if (!kv.empty()) rest.push_back(state.with_keys(piece.document, piece.q, kv, piece.home));
+    const Range keys = random_part(shard.kv, random);
+    for (const Range& kv : {Range{shard.kv.begin, keys.begin}, Range{keys.end, shard.kv.end}}) {
+      if (!kv.empty())
+        remainder.push_back(state.with_keys(shard.document, shard.q, kv, shard.home));
     }
-    moved = state.with_keys(piece.document, piece.q, keys, piece.home);
+    moved = state.with_keys(shard.document, shard.q, keys, shard.home);
   } else {
-    const Range rows = random_part(piece.q, random);
-    for (const Range& q : {Range{piece.q.begin, rows.begin}, Range{rows.end, piece.q.end}}) {
-      if (!q.empty()) rest.push_back(state.with_keys(piece.document, q, piece.kv, piece.home));
+    const Range rows = random_part(shard.q, random);
+    for (const Range& q : {Range{shard.q.begin, rows.begin}, Range{rows.end, shard.q.end}}) {
+      if (!q.empty()) remainder.push_back(state.with_keys(shard.document, q, shard.kv, shard.home));
     }
-    moved = state.with_keys(piece.document, rows, piece.kv, piece.home);
+    moved = state.with_keys(shard.document, rows, shard.kv, shard.home);
   }
   const int64_t price = state.price();
-  const int64_t saved = state.to_shrink(from, index, rest).price;
-  state.shrink(from, index, rest);
+  const int64_t saved = state.to_shrink(from, index, remainder).price;
+  state.shrink(from, index, remainder);
   EXPECT_EQ(state.price(), price - saved);
-  const Toll toll = state.to_add(to, moved);
+  const MoveCost cost = state.to_add(to, moved);
   const int64_t received = state.receive_bytes(to);
   const int64_t memory = state.memory_bytes(to);
   state.add(to, moved);
-  EXPECT_EQ(state.price(), price - saved + toll.price);
-  EXPECT_EQ(state.receive_bytes(to), received + toll.received);
-  EXPECT_EQ(state.memory_bytes(to), memory + toll.kept);
+  EXPECT_EQ(state.price(), price - saved + cost.price);
+  EXPECT_EQ(state.receive_bytes(to), received + cost.received);
+  EXPECT_EQ(state.memory_bytes(to), memory + cost.kept);
 }
 
-TEST(Assignment, without_leaves_the_other_pairs_of_a_piece) {
+TEST(Assignment, without_leaves_the_other_pairs_of_a_shard) {
   Random random(5);
   int parts = 0;
   for (int trial = 0; trial < 5000; ++trial) {
     const Case example = random_case(random);
     const Assignment state(example.request, example.layout);
     const auto server = static_cast<int>(random.below(state.num_servers()));
-    if (state.pieces(server).empty()) continue;
-    const Piece& piece = state.pieces(server)[random.below(state.pieces(server).size())];
-    const Range q = random_part(piece.q, random);
-    const Range kv = intersect(random_part(piece.kv, random), example.request.shape.mask.keys(q));
+    if (state.shards(server).empty()) continue;
+    const Shard& shard = state.shards(server)[random.below(state.shards(server).size())];
+    const Range q = random_part(shard.q, random);
+    const Range kv = intersect(random_part(shard.kv, random), example.request.shape.mask.keys(q));
     if (kv.empty()) continue;
-    int64_t load = state.with_keys(piece.document, q, kv, piece.home).load;
-    const RestPieces rest = state.without(piece, q, kv);
-    for (const Piece& part : rest.span()) {
+    int64_t load = state.with_keys(shard.document, q, kv, shard.home).load;
+    const ShardRemainder remainder = state.without(shard, q, kv);
+    for (const Shard& part : remainder.span()) {
       EXPECT_GT(part.load, 0);
       EXPECT_TRUE(intersect(part.q, q).empty() || intersect(part.kv, kv).empty());
       load += part.load;
     }
-    EXPECT_EQ(load, piece.load);
-    parts += static_cast<int>(rest.size);
+    EXPECT_EQ(load, shard.load);
+    parts += static_cast<int>(remainder.size);
   }
   EXPECT_GT(parts, 1000);
 }
@@ -148,10 +149,10 @@ TEST(Assignment, a_key_is_fetched_once_and_not_at_all_where_it_lives) {
   EXPECT_EQ(state.receive_bytes(0), 0);
   EXPECT_EQ(state.receive_bytes(1), 512 * kv);  // its own 512 keys are there
 
-  const Piece top = state.whole_context(0, {896, 1024}, 1);
+  const Shard top = state.whole_context(0, {896, 1024}, 1);
   EXPECT_EQ(state.to_add(2, top).received, 128 * q + 1024 * kv);
   EXPECT_EQ(state.to_add(0, top).received, 128 * q + 512 * kv);
-  state.shrink(1, 0, std::vector<Piece>{state.whole_context(0, {512, 896}, 1)});
+  state.shrink(1, 0, std::vector<Shard>{state.whole_context(0, {512, 896}, 1)});
   state.add(2, top);
   EXPECT_EQ(state.to_add(2, state.whole_context(0, {768, 896}, 1)).received, 128 * q);
 }
@@ -162,12 +163,12 @@ TEST(Assignment, neighbouring_rows_of_a_segment_are_one_task) {
   layout.workers = {{{0, {0, 512}}, {0, {512, 1024}}}, {}};
   Assignment state(request, layout);
   EXPECT_EQ(state.tasks().size(), 2);  // one a segment
-  state.shrink(0, 0, std::vector<Piece>{state.whole_context(0, {0, 128}, 0)});
+  state.shrink(0, 0, std::vector<Shard>{state.whole_context(0, {0, 128}, 0)});
   state.add(1, state.whole_context(0, {256, 512}, 0));
   state.add(1, state.whole_context(0, {128, 256}, 0));
-  ASSERT_EQ(state.pieces(1).size(), 1);
-  EXPECT_EQ(state.pieces(1)[0].q, (Range{128, 512}));
-  EXPECT_EQ(state.pieces(1)[0].kv, (Range{0, 512}));
+  ASSERT_EQ(state.shards(1).size(), 1);
+  EXPECT_EQ(state.shards(1)[0].q, (Range{128, 512}));
+  EXPECT_EQ(state.shards(1)[0].kv, (Range{0, 512}));
 }
 
 TEST(Assignment, a_full_sender_blocks) {

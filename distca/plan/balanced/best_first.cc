@@ -21,7 +21,7 @@ BestFirst::BestFirst(const PlanRequest& request, Assignment& state)
       listed_(state.num_servers(), 0) {
   for (const HomeSegment& home : state_.homes().all()) note_knowing(home.document, home.worker);
   for (int server = 0; server < state_.num_servers(); ++server) {
-    for (const Piece& piece : state_.pieces(server)) note_knowing(piece.document, server);
+    for (const Shard& shard : state_.shards(server)) note_knowing(shard.document, server);
   }
 }
 
@@ -51,15 +51,15 @@ void BestFirst::give_best_first() {
   }
 }
 
-void BestFirst::reassign(int from, size_t index, const Piece& part, int to) {
-  const RestPieces rest = state_.without(state_.pieces(from)[index], part.q, part.kv);
-  state_.shrink(from, index, rest.span());
+void BestFirst::reassign(int from, size_t index, const Shard& part, int to) {
+  const ShardRemainder remainder = state_.without(state_.shards(from)[index], part.q, part.kv);
+  state_.shrink(from, index, remainder.span());
   state_.add(to, part);
   for (const int server : {from, to}) note_load(server);
   note_knowing(part.document, to);
 }
 
-const std::vector<int>& BestFirst::likely_receivers(int donor, const Piece& piece,
+const std::vector<int>& BestFirst::likely_receivers(int donor, const Shard& shard,
                                                     size_t strangers) {
   receivers_.clear();
   listed_[donor] = ++list_;
@@ -69,14 +69,14 @@ const std::vector<int>& BestFirst::likely_receivers(int donor, const Piece& piec
     listed_[server] = list_;
     if (may_take(server, donor)) receivers_.push_back(server);
   };
-  for (const int64_t load : {excess(donor), piece.load}) {
+  for (const int64_t load : {excess(donor), shard.load}) {
     const auto less = std::partition_point(order.begin(), order.end(),
                                            [&](int server) { return room(server) >= load; });
     if (less != order.begin()) add(less[-1]);
   }
   for (size_t i = 0; i < std::min(strangers, order.size()); ++i) add(order[i]);
   // The last ones come first: they took some of the document, so they read keys.
-  const auto& know = know_[piece.document];
+  const auto& know = know_[shard.document];
   const size_t enough = receivers_.size() + kKnowing;
   for (size_t i = know.size(); i > 0 && receivers_.size() < enough; --i) add(know[i - 1]);
   return receivers_;

@@ -1,6 +1,6 @@
 #pragma once
 // The common part of both greedy searches of `balanced`. Donors are servers above their bound; they
-// give parts of their pieces to receivers, which are servers below theirs. Of all donors' moves,
+// give parts of their shards to receivers, which are servers below theirs. Of all donors' moves,
 // the best one is made first. A search decides which parts can be given: rows with all their keys
 // (moves.h), or rectangles of queries x keys (split_kv_steps.h).
 //
@@ -17,11 +17,11 @@
 
 namespace distca {
 
-/// A part of a piece goes from a donor to a receiver.
+/// A part of a shard goes from a donor to a receiver.
 struct Move {
   int donor = 0;
-  size_t index = 0;  // index of the piece in pieces(donor)
-  Piece part;        // part of this piece, for the receiver
+  size_t index = 0;  // index of the shard in shards(donor)
+  Shard part;        // part of this shard, for the receiver
   int receiver = 0;
   int64_t useful = 0;  // load that the donor loses, at most its excess
   int64_t price = 0;   // price of bytes: what the receiver fetches, less what the donor saves
@@ -65,17 +65,17 @@ class BestFirst {
   /// move gets no better while rooms shrink. So a stale move is looked at again only when it would
   /// be the next one.
   void give_best_first();
-  /// Gives `part` of pieces(from)[index] to another server, whatever its bound.
-  void reassign(int from, size_t index, const Piece& part, int to);
+  /// Gives `part` of shards(from)[index] to another server, whatever its bound.
+  void reassign(int from, size_t index, const Shard& part, int to);
   void apply(const Move& move) { reassign(move.donor, move.index, move.part, move.receiver); }
   bool may_take(int receiver, int donor) const {
     return room(receiver) > 0 && room(receiver) >= least_room(receiver, donor);
   }
 
-  /// The servers that may take some of a piece: servers that know its document, the `strangers`
+  /// The servers that may take some of a shard: servers that know its document, the `strangers`
   /// servers with most room, and those with the least room that can still take the donor's whole
-  /// excess or the whole piece. The reference is valid until the next call.
-  const std::vector<int>& likely_receivers(int donor, const Piece& piece, size_t strangers);
+  /// excess or the whole shard. The reference is valid until the next call.
+  const std::vector<int>& likely_receivers(int donor, const Shard& shard, size_t strangers);
   /// Load for each unit of capacity. A server of capacity 0 should end with no load, so its load
   /// outweighs all.
   double ratio(int server, int64_t load) const;

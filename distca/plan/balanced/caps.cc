@@ -64,31 +64,31 @@ class Repair {
     const Overrun over = overrun_of(state(), cluster_, rank);
     for (int server = 0; server < state().num_servers(); ++server) {
       const bool reads_elsewhere = server == rank && over.kept > 0;
-      for (size_t index = 0; index < state().pieces(server).size(); ++index) {
-        const int64_t document = state().pieces(server)[index].document;
+      for (size_t index = 0; index < state().shards(server).size(); ++index) {
+        const int64_t document = state().shards(server)[index].document;
         if (reads_elsewhere ||
             (server != rank && over.send > 0 && state().homes().holds(rank, document))) {
-          try_piece(server, index);
+          try_shard(server, index);
         }
       }
     }
   }
 
-  void try_piece(int from, size_t index) {
-    const Piece piece = state().pieces(from)[index];
-    std::vector<int> receivers = mover_.knowing(piece.document);
+  void try_shard(int from, size_t index) {
+    const Shard shard = state().shards(from)[index];
+    std::vector<int> receivers = mover_.knowing(shard.document);
     const auto& by_room = mover_.by_room();
     receivers.insert(receivers.end(), by_room.begin(),
                      by_room.begin() + std::min<std::ptrdiff_t>(kLikely, std::ssize(by_room)));
     std::sort(receivers.begin(), receivers.end());
     receivers.erase(std::unique(receivers.begin(), receivers.end()), receivers.end());
-    const int64_t middle = round_down((piece.q.begin + piece.q.end) / 2, kBlockTokens);
+    const int64_t middle = round_down((shard.q.begin + shard.q.end) / 2, kBlockTokens);
     for (const int to : receivers) {
       if (to == from) continue;
-      try_move({from, index, piece.q, to, {}});
-      if (middle <= piece.q.begin) continue;
-      try_move({from, index, {piece.q.begin, middle}, to, {}});
-      try_move({from, index, {middle, piece.q.end}, to, {}});
+      try_move({from, index, shard.q, to, {}});
+      if (middle <= shard.q.begin) continue;
+      try_move({from, index, {shard.q.begin, middle}, to, {}});
+      try_move({from, index, {middle, shard.q.end}, to, {}});
     }
   }
 

@@ -10,7 +10,8 @@ namespace {
 constexpr int kOrders = 4;  // orders of moves: how much larger ones are favoured (Mover::balance)
 constexpr int kTrials = 256;
 constexpr int kReceiverTries = 2;  // tries of one receiver without a change
-constexpr int kCrumbs = 4;  // receivers that took less load than so many crumbs are left alone
+/// Receivers that took less load than so many small shards are left alone.
+constexpr int kSmallShards = 4;
 
 class Improve {
  public:
@@ -48,10 +49,10 @@ class Improve {
       if (mover_.excess(server) > mover_.excess(donor)) donor = server;
     }
     if (mover_.excess(donor) <= 0) return false;
-    for (size_t index = state().pieces(donor).size(); index-- > 0;) {
-      const Piece piece = state().pieces(donor)[index];
-      const std::vector<int> knowing = mover_.knowing(piece.document);
-      for (const Range& q : mover_.rows_of_excess(donor, piece)) {
+    for (size_t index = state().shards(donor).size(); index-- > 0;) {
+      const Shard shard = state().shards(donor)[index];
+      const std::vector<int> knowing = mover_.knowing(shard.document);
+      for (const Range& q : mover_.rows_of_excess(donor, shard)) {
         for (const int to : knowing) {
           if (trials_ == 0) return false;
           if (to != donor && passes_on(donor, index, q, to)) return true;
@@ -74,7 +75,7 @@ class Improve {
   }
 
   bool passes_on(int from, size_t index, const Range& q, int to) {
-    const int64_t most = total_excess() - mover_.crumb();
+    const int64_t most = total_excess() - mover_.small_shard_load();
     --trials_;
     return try_it(
         [&] {
@@ -95,10 +96,10 @@ class Improve {
   /// Bytes that a server receives per load that it took, or 0 if it took next to none.
   double rate(int server) const {
     int64_t load = 0;
-    for (const Piece& piece : state().pieces(server)) {
-      if (state().home_of(piece) != server) load += piece.load;
+    for (const Shard& shard : state().shards(server)) {
+      if (state().home_of(shard) != server) load += shard.load;
     }
-    return load < kCrumbs * mover_.crumb()
+    return load < kSmallShards * mover_.small_shard_load()
                ? 0
                : static_cast<double>(state().receive_bytes(server)) / static_cast<double>(load);
   }
@@ -123,9 +124,9 @@ class Improve {
   /// Another server that took rows of the same documents; in turn with `number`.
   int partner_of(int receiver, int number) const {
     std::vector<int> partners;
-    for (const Piece& piece : state().pieces(receiver)) {
-      if (state().home_of(piece) == receiver) continue;
-      for (const int server : mover_.knowing(piece.document)) {
+    for (const Shard& shard : state().shards(receiver)) {
+      if (state().home_of(shard) == receiver) continue;
+      for (const int server : mover_.knowing(shard.document)) {
         if (server != receiver && rate(server) > 0) partners.push_back(server);
       }
     }
@@ -136,12 +137,12 @@ class Improve {
   }
 
   void send_home(int server) {
-    for (size_t index = 0; index < state().pieces(server).size();) {
-      const Piece& piece = state().pieces(server)[index];
-      if (state().home_of(piece) == server) {
+    for (size_t index = 0; index < state().shards(server).size();) {
+      const Shard& shard = state().shards(server)[index];
+      if (state().home_of(shard) == server) {
         ++index;
       } else {
-        mover_.give(server, index, piece.q, state().home_of(piece));
+        mover_.give(server, index, shard.q, state().home_of(shard));
       }
     }
   }

@@ -37,7 +37,7 @@ class Filler {
 
  private:
   struct Cut {
-    RestPool::Item from;
+    RemainderPool::Item from;
     Range rows;
   };
 
@@ -45,14 +45,14 @@ class Filler {
   bool dense(const Range& rows, int64_t permille) const;
   int64_t first_row(const Range& rows, int64_t most) const;
   /// Tokens of the last rows of `heavy` that take the room which filler of this load leaves.
-  int64_t rows_beside(const Rest& heavy, int64_t filler) const {
+  int64_t rows_beside(const DocumentRemainder& heavy, int64_t filler) const {
     return heavy.rows.end - first_row(heavy.rows, room_ - filler);
   }
-  int64_t tokens_beside(const Rest& heavy, const Range& filler) const {
+  int64_t tokens_beside(const DocumentRemainder& heavy, const Range& filler) const {
     return filler.size() + rows_beside(heavy, load(filler));
   }
 
-  bool full_beside(const Rest& heavy, const Range& filler) const {
+  bool full_beside(const DocumentRemainder& heavy, const Range& filler) const {
     return tokens_beside(heavy, filler) >= tokens_ - kHalfBlock;
   }
   bool open() const { return tokens_ > kHalfBlock; }
@@ -64,23 +64,23 @@ class Filler {
   void fill();
   bool place_densest();
   void place_top(size_t index);
-  void place_hot_rows(Rest& heavy);
-  void place_filler(const Rest& heavy);
-  void close_gap(Rest& heavy);
-  Range prefix_beside(const Rest& heavy, const Range& rows) const;
-  Range suffix_beside(const Rest& heavy, const Range& rows) const;
+  void place_hot_rows(DocumentRemainder& heavy);
+  void place_filler(const DocumentRemainder& heavy);
+  void close_gap(DocumentRemainder& heavy);
+  Range prefix_beside(const DocumentRemainder& heavy, const Range& rows) const;
+  Range suffix_beside(const DocumentRemainder& heavy, const Range& rows) const;
   void close_from_pool();
 
   void place(int64_t document, const Range& rows);
-  void place_whole(const RestPool::Item& item);
+  void place_whole(const RemainderPool::Item& item);
   void place(const Cut& cut);
   void shorten(size_t index, int64_t end);
 
   const Filling& filling_;
   const FillChoice choice_;
-  std::vector<Rest> heavy_;                      // empty ones too
+  std::vector<DocumentRemainder> heavy_;         // empty ones too
   std::set<std::pair<int64_t, size_t>> by_end_;  // (end, index) of heavy_, without the empty ones
-  RestPool pool_;
+  RemainderPool pool_;
   Layout layout_;
   // The worker at hand:
   int worker_ = 0;
@@ -93,17 +93,17 @@ class Filler {
 Filler::Filler(const Filling& filling, const FillChoice& choice)
     : filling_(filling), choice_(choice) {
   layout_.workers.resize(filling.request.cluster.num_workers);
-  std::vector<Rest> light;
+  std::vector<DocumentRemainder> light;
   for (const Document& document : filling.by_length) {
-    const Rest rest{document.id, {0, document.length}};
-    if (dense(rest.rows, choice.heavy_permille)) {
+    const DocumentRemainder remainder{document.id, {0, document.length}};
+    if (dense(remainder.rows, choice.heavy_permille)) {
       by_end_.emplace_hint(by_end_.end(), document.length, heavy_.size());
-      heavy_.push_back(rest);
+      heavy_.push_back(remainder);
     } else {
-      light.push_back(rest);
+      light.push_back(remainder);
     }
   }
-  pool_ = RestPool(std::move(light));
+  pool_ = RemainderPool(std::move(light));
 }
 
 /// Does a token cost more than half this x the mean?
@@ -147,21 +147,21 @@ void Filler::place(int64_t document, const Range& rows) {
   room_ -= load(rows);
 }
 
-void Filler::place_whole(const RestPool::Item& item) {
+void Filler::place_whole(const RemainderPool::Item& item) {
   pool_.take(item);
-  place(item.rest.document, item.rest.rows);
+  place(item.remainder.document, item.remainder.rows);
 }
 
 void Filler::place(const Cut& cut) {
   pool_.take(cut.from);
-  const auto& [document, rows] = cut.from.rest;
+  const auto& [document, rows] = cut.from.remainder;
   place(document, cut.rows);
   if (rows.begin < cut.rows.begin) pool_.insert({document, {rows.begin, cut.rows.begin}});
   if (cut.rows.end < rows.end) pool_.insert({document, {cut.rows.end, rows.end}});
 }
 
 void Filler::shorten(size_t index, int64_t end) {
-  Rest& heavy = heavy_[index];
+  DocumentRemainder& heavy = heavy_[index];
   by_end_.erase({heavy.rows.end, index});
   heavy.rows.end = end;
   if (!heavy.rows.empty()) by_end_.emplace(end, index);
@@ -196,8 +196,9 @@ bool Filler::place_densest() {
   if (most_blocks_ > 0 && too_much(most_blocks_ - 1)) {
     most_blocks_ = bisect(0, most_blocks_ - 1, too_much);
   }
-  const auto item = pool_.heaviest(pool_.above((most_blocks_ + 1) * kBlockTokens),
-                                   [&](const Rest& rest) { return fits(rest.rows); });
+  const auto item =
+      pool_.heaviest(pool_.above((most_blocks_ + 1) * kBlockTokens),
+                     [&](const DocumentRemainder& remainder) { return fits(remainder.rows); });
   if (item) place_whole(*item);
   return item.has_value();
 }
@@ -220,7 +221,7 @@ void Filler::fill() {
 
 /// The last rows of a long document, and filler so that the worker is full in tokens and load.
 void Filler::place_top(size_t index) {
-  Rest& heavy = heavy_[index];
+  DocumentRemainder& heavy = heavy_[index];
   place_hot_rows(heavy);
   place_filler(heavy);
   close_gap(heavy);
@@ -230,7 +231,7 @@ void Filler::place_top(size_t index) {
 }
 
 /// This worker's part of the rows that all workers of the document read.
-void Filler::place_hot_rows(Rest& heavy) {
+void Filler::place_hot_rows(DocumentRemainder& heavy) {
   if (choice_.spread_permille == 0) return;
   const Range whole{0, filling_.request.nano_batch.documents[heavy.document].length};
   const double pieces = static_cast<double>(load(whole)) / static_cast<double>(share_ + 1);
@@ -248,14 +249,15 @@ void Filler::place_hot_rows(Rest& heavy) {
 }
 
 /// Whole documents, lightest first; last the longest that fits, for a small gap.
-void Filler::place_filler(const Rest& heavy) {
+void Filler::place_filler(const DocumentRemainder& heavy) {
   while (true) {
-    RestPool::Spot spot;
+    RemainderPool::Spot spot;
     const auto first = pool_.next(spot);
     const auto second = pool_.next(spot);
     if (!second) break;
-    const int64_t beside = rows_beside(heavy, load(first->rest.rows) + load(second->rest.rows));
-    if (first->rest.rows.size() + second->rest.rows.size() + beside > tokens_) break;
+    const int64_t beside =
+        rows_beside(heavy, load(first->remainder.rows) + load(second->remainder.rows));
+    if (first->remainder.rows.size() + second->remainder.rows.size() + beside > tokens_) break;
     place_whole(*first);
   }
   const auto fits_beside = [&](const Range& rows) {
@@ -264,23 +266,23 @@ void Filler::place_filler(const Rest& heavy) {
   const int64_t blocks = bisect(0, tokens_ / kBlockTokens + 1, [&](int64_t count) {
     return !fits_beside({0, count * kBlockTokens});
   });
-  RestPool::Spot spot = pool_.above((blocks + 1) * kBlockTokens);
+  RemainderPool::Spot spot = pool_.above((blocks + 1) * kBlockTokens);
   for (size_t tries = 0; tries < 4 * kTries; ++tries) {
     const auto item = pool_.previous(spot);
     if (!item) break;
     // The remaining rows of a cut document are dense.
-    if (item->rest.rows.begin > 0 || !fits_beside(item->rest.rows)) continue;
+    if (item->remainder.rows.begin > 0 || !fits_beside(item->remainder.rows)) continue;
     place_whole(*item);
     return;
   }
   spot = {};
   const auto lightest = pool_.next(spot);
-  if (lightest && fits_beside(lightest->rest.rows)) place_whole(*lightest);
+  if (lightest && fits_beside(lightest->remainder.rows)) place_whole(*lightest);
 }
 
 /// Fewest whole blocks from the start of `rows` that fill the worker together with the last rows of
 /// `heavy`; all of them if none do.
-Range Filler::prefix_beside(const Rest& heavy, const Range& rows) const {
+Range Filler::prefix_beside(const DocumentRemainder& heavy, const Range& rows) const {
   const int64_t most = std::min(tokens_ + kHalfBlock - 1, rows.size()) / kBlockTokens;
   const int64_t blocks = bisect(0, most, [&](int64_t count) {
     return full_beside(heavy, {rows.begin, rows.begin + count * kBlockTokens});
@@ -289,7 +291,7 @@ Range Filler::prefix_beside(const Rest& heavy, const Range& rows) const {
 }
 
 /// Fewest whole blocks from the end of `rows`, found likewise.
-Range Filler::suffix_beside(const Rest& heavy, const Range& rows) const {
+Range Filler::suffix_beside(const DocumentRemainder& heavy, const Range& rows) const {
   const int64_t end = ceil_div(rows.end, kBlockTokens);
   const int64_t blocks = bisect(0, end - ceil_div(rows.begin, kBlockTokens), [&](int64_t count) {
     return full_beside(heavy, {std::min(rows.end, (end - count) * kBlockTokens), rows.end});
@@ -298,7 +300,7 @@ Range Filler::suffix_beside(const Rest& heavy, const Range& rows) const {
 }
 
 /// The worker's tokens exactly, by rows that make few keys travel and cost little.
-void Filler::close_gap(Rest& heavy) {
+void Filler::close_gap(DocumentRemainder& heavy) {
   if (full_beside(heavy, {})) return;
   // Keys that travel for it, and those that other workers read for the load that it displaces.
   const double keys_per_load = static_cast<double>(choice_.load_permille) * 1e-3 *
@@ -316,13 +318,13 @@ void Filler::close_gap(Rest& heavy) {
   const int64_t least = bisect(0, tokens_ / kBlockTokens + 1, [&](int64_t count) {
     return full_beside(heavy, {0, count * kBlockTokens});
   });
-  RestPool::Spot lightest;
-  RestPool::Spot longer = pool_.above((least + 1) * kBlockTokens);
-  for (RestPool::Spot* spot : {&lightest, &lightest, &longer, &longer}) {
+  RemainderPool::Spot lightest;
+  RemainderPool::Spot longer = pool_.above((least + 1) * kBlockTokens);
+  for (RemainderPool::Spot* spot : {&lightest, &lightest, &longer, &longer}) {
     const auto item = pool_.next(*spot);
     if (!item) continue;
-    const Range prefix = prefix_beside(heavy, item->rest.rows);
-    const Range suffix = suffix_beside(heavy, item->rest.rows);
+    const Range prefix = prefix_beside(heavy, item->remainder.rows);
+    const Range suffix = suffix_beside(heavy, item->remainder.rows);
     for (const auto& [rows, keys] :
          {std::pair{prefix, prefix.end}, std::pair{suffix, suffix.begin}}) {
       if (rows.empty() || !full_beside(heavy, rows) || (best && score(keys, rows) >= *best))
@@ -343,8 +345,8 @@ void Filler::close_gap(Rest& heavy) {
 void Filler::close_from_pool() {
   std::optional<double> best;
   std::optional<Cut> chosen;
-  const auto consider = [&](const RestPool::Item& item) {
-    const Range& whole = item.rest.rows;
+  const auto consider = [&](const RemainderPool::Item& item) {
+    const Range& whole = item.remainder.rows;
     for (const Range& rows : {first_rows(whole, tokens_), last_rows(whole, tokens_)}) {
       if (rows.empty()) continue;
       const int64_t cut = rows.begin == whole.begin ? rows.end : rows.begin;
@@ -358,7 +360,7 @@ void Filler::close_from_pool() {
       chosen = Cut{item, rows};
     }
   };
-  RestPool::Spot spot = pool_.above(tokens_);
+  RemainderPool::Spot spot = pool_.above(tokens_);
   size_t tries = 4 * kTries;
   for (size_t back = 0; back < 4 * kTries && pool_.previous(spot); ++back) ++tries;
   for (; tries > 0; --tries) {
@@ -388,9 +390,10 @@ Layout Filler::run() {
     if (worker_ + 1 < num_workers) {
       fill();
     } else {
-      for (const Rest& rest : heavy_) place(rest.document, rest.rows);
-      RestPool::Spot spot;
-      while (const auto item = pool_.next(spot)) place(item->rest.document, item->rest.rows);
+      for (const DocumentRemainder& remainder : heavy_) place(remainder.document, remainder.rows);
+      RemainderPool::Spot spot;
+      while (const auto item = pool_.next(spot))
+        place(item->remainder.document, item->remainder.rows);
     }
     used += goal - tokens_;
   }

@@ -6,13 +6,13 @@
 
 namespace distca {
 
-RestPool::RestPool(std::vector<Rest> documents)
+RemainderPool::RemainderPool(std::vector<DocumentRemainder> documents)
     : whole_(std::move(documents)), after_(whole_.size() + 1), before_(whole_.size() + 1) {
   std::iota(after_.begin(), after_.end(), 0);
   std::iota(before_.begin(), before_.end(), 0);
 }
 
-size_t RestPool::follow(std::vector<size_t>& links, size_t index) {
+size_t RemainderPool::follow(std::vector<size_t>& links, size_t index) {
   while (links[index] != index) {
     links[index] = links[links[index]];
     index = links[index];
@@ -20,21 +20,22 @@ size_t RestPool::follow(std::vector<size_t>& links, size_t index) {
   return index;
 }
 
-RestPool::Spot RestPool::above(int64_t length) const {
-  const Rest document{0, {0, length}};
-  const auto before = [&](const std::vector<Rest>& rests) {
-    return static_cast<size_t>(std::lower_bound(rests.begin(), rests.end(), document, Lighter()) -
-                               rests.begin());
+RemainderPool::Spot RemainderPool::above(int64_t length) const {
+  const DocumentRemainder document{0, {0, length}};
+  const auto before = [&](const std::vector<DocumentRemainder>& remainders) {
+    return static_cast<size_t>(
+        std::lower_bound(remainders.begin(), remainders.end(), document, LowerLoadPerToken()) -
+        remainders.begin());
   };
   return {before(whole_), before(parts_)};
 }
 
-std::optional<RestPool::Item> RestPool::next(Spot& spot) {
+std::optional<RemainderPool::Item> RemainderPool::next(Spot& spot) {
   spot.whole = follow(after_, spot.whole);
   const bool any_whole = spot.whole < whole_.size();
   const bool any_part = spot.part < parts_.size();
   if (!any_whole && !any_part) return std::nullopt;
-  if (!any_part || (any_whole && Lighter()(whole_[spot.whole], parts_[spot.part]))) {
+  if (!any_part || (any_whole && LowerLoadPerToken()(whole_[spot.whole], parts_[spot.part]))) {
     const size_t index = spot.whole++;
     return Item{whole_[index], index, true};
   }
@@ -42,11 +43,11 @@ std::optional<RestPool::Item> RestPool::next(Spot& spot) {
   return Item{parts_[index], index, false};
 }
 
-std::optional<RestPool::Item> RestPool::previous(Spot& spot) {
+std::optional<RemainderPool::Item> RemainderPool::previous(Spot& spot) {
   spot.whole = last_whole(spot.whole);
   if (spot.whole == 0 && spot.part == 0) return std::nullopt;
   if (spot.part == 0 ||
-      (spot.whole > 0 && Lighter()(parts_[spot.part - 1], whole_[spot.whole - 1]))) {
+      (spot.whole > 0 && LowerLoadPerToken()(parts_[spot.part - 1], whole_[spot.whole - 1]))) {
     const size_t index = --spot.whole;
     return Item{whole_[index], index, true};
   }
@@ -54,11 +55,11 @@ std::optional<RestPool::Item> RestPool::previous(Spot& spot) {
   return Item{parts_[index], index, false};
 }
 
-void RestPool::insert(const Rest& part) {
-  parts_.insert(std::lower_bound(parts_.begin(), parts_.end(), part, Lighter()), part);
+void RemainderPool::insert(const DocumentRemainder& part) {
+  parts_.insert(std::lower_bound(parts_.begin(), parts_.end(), part, LowerLoadPerToken()), part);
 }
 
-void RestPool::take(const Item& item) {
+void RemainderPool::take(const Item& item) {
   if (item.whole) {
     after_[item.index] = item.index + 1;
     before_[item.index + 1] = item.index;

@@ -14,53 +14,55 @@
 
 namespace distca {
 
-/// The rest of a document or of a part of it.
-struct Rest {
+/// The remainder of a document or of a part of it.
+struct DocumentRemainder {
   int64_t document = 0;  // Document::id
   Range rows;
 };
 
-/// Orders rests by their load for each token, which rises with the middle of their rows.
-struct Lighter {
-  bool operator()(const Rest& a, const Rest& b) const {
+/// Orders remainders by their load for each token, which rises with the middle of their rows.
+struct LowerLoadPerToken {
+  bool operator()(const DocumentRemainder& a, const DocumentRemainder& b) const {
     return std::tuple(a.rows.begin + a.rows.end, a.document, a.rows.begin) <
            std::tuple(b.rows.begin + b.rows.end, b.document, b.rows.begin);
   }
 };
 
-/// A pool of rests, lightest first. Documents that were never cut are an array with holes. The
+/// A pool of remainders, lightest first. Documents that were never cut are an array with holes. The
 /// parts of the others, which are few at a time, are a sorted array of their own. A step or a
 /// removal takes amortized O(log documents), and for a part O(parts) more.
-class RestPool {
+class RemainderPool {
  public:
-  /// A place between two rests, given by the first whole document and the first part after it.
+  /// A place between two remainders, given by the first whole document and the first part after it.
   /// Valid until the pool changes.
   struct Spot {
     size_t whole = 0;
     size_t part = 0;
   };
-  /// A rest, and its index among the whole documents or the parts. Valid until the pool changes.
+  /// A remainder, and its index among the whole documents or the parts. Valid until the pool
+  /// changes.
   struct Item {
-    Rest rest;
+    DocumentRemainder remainder;
     size_t index = 0;
     bool whole = true;
   };
 
-  RestPool() : RestPool(std::vector<Rest>()) {}
-  /// `documents` are whole ones, in the order of Lighter.
-  explicit RestPool(std::vector<Rest> documents);
+  RemainderPool() : RemainderPool(std::vector<DocumentRemainder>()) {}
+  /// `documents` are whole ones, in the order of LowerLoadPerToken.
+  explicit RemainderPool(std::vector<DocumentRemainder> documents);
 
-  /// The place before the first rest that is no lighter than a document of this length.
+  /// The place before the first remainder that is no lighter than a document of this length.
   Spot above(int64_t length) const;
-  /// Returns the rest after the spot, or before it, and moves the spot past it. Nothing at the end.
+  /// Returns the remainder after the spot, or before it, and moves the spot past it. Nothing at the
+  /// end.
   std::optional<Item> next(Spot& spot);
   std::optional<Item> previous(Spot& spot);
-  /// Returns the heaviest rest before the spot that fits. If a whole document fits, shorter ones
-  /// must fit too.
+  /// Returns the heaviest remainder before the spot that fits. If a whole document fits, shorter
+  /// ones must fit too.
   template <typename Fits>
   std::optional<Item> heaviest(const Spot& spot, const Fits& fits);
 
-  void insert(const Rest& part);
+  void insert(const DocumentRemainder& part);
   void take(const Item& item);
 
  private:
@@ -68,14 +70,14 @@ class RestPool {
   static size_t follow(std::vector<size_t>& links, size_t index);
   size_t last_whole(size_t end) { return follow(before_, end); }
 
-  std::vector<Rest> whole_;
+  std::vector<DocumentRemainder> whole_;
   std::vector<size_t> after_;   // [whole_ + 1] towards the first that is left from there on
   std::vector<size_t> before_;  // [whole_ + 1] towards the end of the last one left before
-  std::vector<Rest> parts_;
+  std::vector<DocumentRemainder> parts_;
 };
 
 template <typename Fits>
-std::optional<RestPool::Item> RestPool::heaviest(const Spot& spot, const Fits& fits) {
+std::optional<RemainderPool::Item> RemainderPool::heaviest(const Spot& spot, const Fits& fits) {
   size_t end = last_whole(spot.whole);
   if (end > 0 && !fits(whole_[end - 1])) {
     const auto first = std::partition_point(
@@ -83,7 +85,7 @@ std::optional<RestPool::Item> RestPool::heaviest(const Spot& spot, const Fits& f
     end = last_whole(static_cast<size_t>(first - whole_.begin()));
   }
   for (size_t part = spot.part; part-- > 0;) {
-    if (end > 0 && Lighter()(parts_[part], whole_[end - 1])) break;
+    if (end > 0 && LowerLoadPerToken()(parts_[part], whole_[end - 1])) break;
     if (fits(parts_[part])) return Item{parts_[part], part, false};
   }
   if (end == 0) return std::nullopt;

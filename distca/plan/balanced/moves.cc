@@ -46,7 +46,7 @@ Mover::Mover(const PlanRequest& request, Assignment& state)
           static_cast<double>(request.shape.q_token_bytes() + request.shape.o_token_bytes())),
       least_pair_price_(least_pair_price(request)),
       whole_keys_(request.shape.mask.sees_all_before()),
-      crumb_(state.total_load() / state.num_servers() / 100),
+      small_shard_load_(state.total_load() / state.num_servers() / 100),
       even_receives_(request.even_receives),
       noted_(state.num_servers()) {
   for (int server = 0; server < state.num_servers(); ++server) note_load(server);
@@ -79,17 +79,17 @@ const Mover::Offer& Mover::offer_of(const Range& q) {
   for (const Offer& offer : offers_) {
     if (offer.part.q == q) return offer;
   }
-  const Piece& from = state_.pieces(donor_)[index_];
+  const Shard& from = state_.shards(donor_)[index_];
   Offer offer{.part = from};
   if (q != from.q) offer.part = state_.whole_context(from.document, q, from.home);
-  const RestPieces rest = state_.without(from, q, offer.part.kv);
-  offer.saved = state_.to_shrink(donor_, index_, rest.span()).price;
+  const ShardRemainder remainder = state_.without(from, q, offer.part.kv);
+  offer.saved = state_.to_shrink(donor_, index_, remainder.span()).price;
   return offers_.emplace_back(offer);
 }
 
 std::optional<Move> Mover::priced(int receiver, const Range& q) {
   const auto& [part, saved] = offer_of(q);
-  const Toll there = state_.to_add(receiver, part);
+  const MoveCost there = state_.to_add(receiver, part);
   if (there.blocked || !state_.within_caps(receiver, there.received, there.kept)) {
     return std::nullopt;
   }
@@ -115,50 +115,50 @@ bool Mover::goes_before(const Move& a, const Move& b) const {
 }
 
 void Mover::consider(int receiver, std::optional<Move>& best) {
-  const Piece& piece = state_.pieces(donor_)[index_];
+  const Shard& shard = state_.shards(donor_)[index_];
   const LoadWish wish{std::min(excess(donor_), room(receiver)), room(receiver)};
   const auto offer = [&](const Range& q) {
     if (q.empty()) return;
     const auto move = priced(receiver, q);
     if (move && (!best || goes_before(*move, *best))) best = move;
   };
-  const auto offer_ending_at = [&](int64_t end) { offer(rows_.ending_at(end, piece.q, wish)); };
-  if (piece.load <= wish.most) offer(piece.q);
-  if (piece.load <= wish.wanted) return;
-  offer_ending_at(piece.q.end);
-  offer(rows_.from_begin(piece.q, wish));
-  offer_ending_at(rows_.cheapest_end(piece.q, piece.load, wish.wanted));
-  const int64_t held = round_down(state_.keys_end(receiver, piece.document), kBlockTokens);
-  if (held > piece.q.begin && held < piece.q.end) offer_ending_at(held);
+  const auto offer_ending_at = [&](int64_t end) { offer(rows_.ending_at(end, shard.q, wish)); };
+  if (shard.load <= wish.most) offer(shard.q);
+  if (shard.load <= wish.wanted) return;
+  offer_ending_at(shard.q.end);
+  offer(rows_.from_begin(shard.q, wish));
+  offer_ending_at(rows_.cheapest_end(shard.q, shard.load, wish.wanted));
+  const int64_t held = round_down(state_.keys_end(receiver, shard.document), kBlockTokens);
+  if (held > shard.q.begin && held < shard.q.end) offer_ending_at(held);
 }
 
-std::vector<Range> Mover::rows_of_excess(int donor, const Piece& piece) const {
-  if (piece.load <= excess(donor)) return {piece.q};
-  const LoadWish wish{excess(donor), piece.load};
-  std::vector<Range> result{rows_.ending_at(piece.q.end, piece.q, wish),
-                            rows_.from_begin(piece.q, wish)};
+std::vector<Range> Mover::rows_of_excess(int donor, const Shard& shard) const {
+  if (shard.load <= excess(donor)) return {shard.q};
+  const LoadWish wish{excess(donor), shard.load};
+  std::vector<Range> result{rows_.ending_at(shard.q.end, shard.q, wish),
+                            rows_.from_begin(shard.q, wish)};
   std::erase_if(result, [](const Range& rows) { return rows.empty(); });
   return result;
 }
 
-/// No shard of the piece can have a lower score: a document's head that the donor holds, so that
+/// No part of the shard can have a lower score: a document's head that the donor holds, so that
 /// every row has to travel and no key is saved. Where nobody else knows the document, its keys have
 /// to travel, too. 0 where that is not so simple.
-double Mover::least_score(int donor, const Piece& piece) const {
-  if (!state_.task_price().in_pairs() || piece.q.begin > 0) return 0;
-  if (state_.home_of(piece) != donor) return 0;
-  const int64_t load = std::min(piece.load, excess(donor));
-  const auto end = static_cast<double>(piece.q.end);
-  const bool alone = whole_keys_ && knowing(piece.document).size() == 1;
+double Mover::least_score(int donor, const Shard& shard) const {
+  if (!state_.task_price().in_pairs() || shard.q.begin > 0) return 0;
+  if (state_.home_of(shard) != donor) return 0;
+  const int64_t load = std::min(shard.load, excess(donor));
+  const auto end = static_cast<double>(shard.q.end);
+  const bool alone = whole_keys_ && knowing(shard.document).size() == 1;
   const double rows = static_cast<double>(load) / (alone ? end + 1 : end);
   return score(rows * (alone ? least_pair_price_ : least_row_price_), load);
 }
 
 std::optional<Move> Mover::best_move(int donor) {
-  const size_t count = state_.pieces(donor).size();
+  const size_t count = state_.shards(donor).size();
   outlook_.clear();
   for (size_t index = 0; index < count; ++index) {
-    outlook_.emplace_back(least_score(donor, state_.pieces(donor)[index]), index);
+    outlook_.emplace_back(least_score(donor, state_.shards(donor)[index]), index);
   }
   std::sort(outlook_.begin(), outlook_.end());
   std::optional<Move> best;
@@ -166,11 +166,11 @@ std::optional<Move> Mover::best_move(int donor) {
     if (best && least >= best->score) break;
     look_at(donor, index);
     std::optional<Move> here;
-    for (const int receiver : likely_receivers(donor, state_.pieces(donor)[index], kStrangers)) {
+    for (const int receiver : likely_receivers(donor, state_.shards(donor)[index], kStrangers)) {
       consider(receiver, here);
     }
     if (!here) continue;
-    // Among equal moves, the one of the piece that stands first is taken.
+    // Among equal moves, the one of the shard that stands first is taken.
     const bool first = !best || (!goes_before(*best, *here) && here->index < best->index);
     if (first || goes_before(*here, *best)) best = here;
   }
@@ -186,8 +186,8 @@ std::optional<Move> Mover::best_move(int donor) {
 }
 
 void Mover::give(int from, size_t index, const Range& q, int to) {
-  const Piece& piece = state_.pieces(from)[index];
-  reassign(from, index, state_.whole_context(piece.document, q, piece.home), to);
+  const Shard& shard = state_.shards(from)[index];
+  reassign(from, index, state_.whole_context(shard.document, q, shard.home), to);
 }
 
 void Mover::undo_trial() {
@@ -203,7 +203,7 @@ void Mover::balance(int larger_first) {
 void Mover::look_again(std::vector<Donor>& donors, const Move& made, int64_t document) {
   size_t looked_at = 0;
   for (Donor& donor : donors) {
-    const bool shares = !state_.pieces(donor.server, document).empty();
+    const bool shares = !state_.shards(donor.server, document).empty();
     if (donor.server == made.donor || (shares && ++looked_at <= kSharing)) {
       donor = {donor.server, false, best_move(donor.server)};
     } else if (shares || (donor.best && donor.best->receiver == made.receiver)) {
@@ -225,8 +225,8 @@ void Mover::shed_blocks() {
 bool Mover::shed_one_block(int donor) {
   std::optional<Move> best;
   double lowest = ratio(donor);
-  for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
-    const Range q = state_.pieces(donor)[index].q;
+  for (size_t index = 0; index < state_.shards(donor).size(); ++index) {
+    const Range q = state_.shards(donor)[index].q;
     look_at(donor, index);
     for (const Range& block : {Range{q.begin, std::min(q.begin + kBlockTokens, q.end)},
                                Range{round_down(q.end - 1, kBlockTokens), q.end}}) {

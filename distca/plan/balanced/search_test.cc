@@ -64,7 +64,7 @@ TEST_P(BalancedWorkloads, are_even_for_fewer_bytes_than_the_original) {
   EXPECT_LE(largest(plan, &ServerLoad::receive_bytes), original.receive << 20);
   size_t segments = 0;
   for (const auto& worker : plan.layout.workers) segments += worker.size();
-  EXPECT_LE(plan.tasks.size(), segments + 2 * plan.load.size());  // no crumbs
+  EXPECT_LE(plan.tasks.size(), segments + 2 * plan.load.size());  // no small shards
 }
 
 INSTANTIATE_TEST_SUITE_P(, BalancedWorkloads,

@@ -49,7 +49,7 @@ Assignment assigned(const PlanRequest& request, const Layout& layout,
                     const std::vector<Task>& tasks) {
   Assignment state(request, layout);
   for (int server = 0; server < state.num_servers(); ++server) {
-    while (!state.pieces(server).empty()) state.shrink(server, state.pieces(server).size() - 1, {});
+    while (!state.shards(server).empty()) state.shrink(server, state.shards(server).size() - 1, {});
   }
   for (const Task& task : tasks) {
     state.homes().for_each_part(task.document, task.q, [&](const HomeSegment& home, const Range&) {

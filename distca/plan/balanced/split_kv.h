@@ -9,7 +9,7 @@
 
 namespace distca {
 
-/// Every query starts where it lives. First, servers that hold pieces of one long document divide
+/// Every query starts where it lives. First, servers that hold shards of one long document divide
 /// its keys among themselves (divide_keys in split_kv_steps.h); with options.spread, as far as that
 /// lowers the largest send or receive. Then servers above (1 + tolerance) times their share of the
 /// load give rectangles away, and the one with the fewest bytes for each unit of load goes first.

@@ -29,14 +29,14 @@ class Giving final : public BestFirst {
   bool shed();
 
  private:
-  static constexpr int64_t kCrumbs = 128;  // so many crumbs make a server's bound
-  static constexpr size_t kForeign = 2;    // receivers tried that know nothing of a document
+  static constexpr int64_t kSmallShards = 128;  // so many small shards make a server's bound
+  static constexpr size_t kForeign = 2;         // receivers tried that know nothing of a document
 
   std::optional<Move> best_move(int donor) override;
   bool better(const Move& a, const Move& b) const override { return lower(a.price, a.useful, b); }
-  /// Not a crumb of room: those are for excess that finds no other.
+  /// Not the room of a small shard: that is for excess that finds no other.
   int64_t least_room(int receiver, int donor) const override {
-    return std::min(excess(donor), bound_[receiver] / kCrumbs);
+    return std::min(excess(donor), bound_[receiver] / kSmallShards);
   }
   const std::vector<int>& by_room() const override { return order_; }
   void note_load(int server) override;
@@ -57,14 +57,14 @@ class Giving final : public BestFirst {
   /// The price of a token's K and V on the cheaper link.
   const double key_price_;
   std::vector<int> order_;                          // servers with room, most first, ties by id
-  std::vector<std::pair<double, size_t>> outlook_;  // least price per load, index of the piece
+  std::vector<std::pair<double, size_t>> outlook_;  // least price per load, index of the shard
 
-  // the piece and the receiver at hand
+  // the shard and the receiver at hand
   int donor_ = 0;
   int receiver_ = 0;
   size_t index_ = 0;
-  Piece piece_;
-  int64_t saved_ = 0;  // price of the bytes that only this piece needs
+  Shard shard_;
+  int64_t saved_ = 0;  // price of the bytes that only this shard needs
   LoadWish wish_;
 };
 
@@ -109,16 +109,16 @@ void Giving::offer(const Range& q, const Range& keys, std::optional<Move>& best)
   if (q.empty()) return;
   const Range kv = intersect(keys, mask_.keys(q));
   if (kv.empty()) return;
-  const Piece part = state_.with_keys(piece_.document, q, kv, piece_.home);
+  const Shard part = state_.with_keys(shard_.document, q, kv, shard_.home);
   if (part.load <= 0 || part.load > wish_.most) return;
-  const Toll there = state_.to_add(receiver_, part);
+  const MoveCost there = state_.to_add(receiver_, part);
   if (there.blocked || !state_.within_caps(receiver_, there.received, there.kept)) return;
   if (best && !lower(there.price - saved_, std::min(part.load, excess(donor_)), *best)) return;
-  const RestPieces rest = state_.without(piece_, q, kv);
-  int64_t fall = piece_.load;  // by how much the donor's load falls
-  for (const Piece& left : rest.span()) fall -= left.load;
+  const ShardRemainder remainder = state_.without(shard_, q, kv);
+  int64_t fall = shard_.load;  // by how much the donor's load falls
+  for (const Shard& left : remainder.span()) fall -= left.load;
   if (fall <= 0) return;
-  const Toll saved = state_.to_shrink(donor_, index_, rest.span());
+  const MoveCost saved = state_.to_shrink(donor_, index_, remainder.span());
   const Move move{.donor = donor_,
                   .index = index_,
                   .part = part,
@@ -131,7 +131,7 @@ void Giving::offer(const Range& q, const Range& keys, std::optional<Move>& best)
 void Giving::look_at(int donor, size_t index) {
   donor_ = donor;
   index_ = index;
-  piece_ = state_.pieces(donor)[index];
+  shard_ = state_.shards(donor)[index];
   saved_ = state_.to_shrink(donor, index, {}).price;
 }
 
@@ -140,30 +140,30 @@ void Giving::look_at(int receiver, int64_t most) {
   wish_ = {.wanted = std::min(excess(donor_), most), .most = most};
 }
 
-/// At which some of the piece at hand can go, by bytes for rows x keys of the best shape, to
+/// At which some of the shard at hand can go, by bytes for rows x keys of the best shape, to
 /// servers that know nothing of the document. Lowest of all where others do or the donor saves
 /// bytes.
 double Giving::least_price_per_load() const {
-  if (!price_.in_pairs() || saved_ > 0 || knowing(piece_.document).size() > 1) {
+  if (!price_.in_pairs() || saved_ > 0 || knowing(shard_.document).size() > 1) {
     return std::numeric_limits<double>::lowest();
   }
-  const auto load = static_cast<double>(std::min(piece_.load, excess(donor_)));
-  const auto width = static_cast<double>(piece_.kv.size());
+  const auto load = static_cast<double>(std::min(shard_.load, excess(donor_)));
+  const auto width = static_cast<double>(shard_.kv.size());
   const double rows = load / width;
   const double square = std::sqrt(load / row_per_key_);  // rows of the cheapest rectangle
   const double keys = square > rows ? load / square : width;
   return key_price_ * (row_per_key_ * std::max(rows, square) + keys) / load;
 }
 
-/// Offers parts of the piece at hand: all of it; rows with all keys; all rows with some keys; and a
+/// Offers parts of the shard at hand: all of it; rows with all keys; all rows with some keys; and a
 /// corner, of the shape that moves the fewest bytes to a receiver that has none of them, or as wide
 /// as it takes for all rows to shed the excess: then the donor needs these keys no longer, in the
 /// end.
 void Giving::consider(std::optional<Move>& best) {
-  const Range q = piece_.q;
-  const Range kv = piece_.kv;
-  if (piece_.load <= wish_.most) offer(q, kv, best);
-  if (piece_.load <= wish_.wanted) return;
+  const Range q = shard_.q;
+  const Range kv = shard_.kv;
+  if (shard_.load <= wish_.most) offer(q, kv, best);
+  if (shard_.load <= wish_.wanted) return;
   offer_rows(q, kv, best);
   offer_keys(q, kv, best);
   const auto corner = [&](double width) {
@@ -171,9 +171,9 @@ void Giving::consider(std::optional<Move>& best) {
     if (end < kv.end) offer_rows(q, {kv.begin, end}, best);
   };
   corner(std::sqrt(static_cast<double>(wish_.wanted) * row_per_key_));
-  corner(static_cast<double>(std::min(excess(donor_), piece_.load)) /
+  corner(static_cast<double>(std::min(excess(donor_), shard_.load)) /
          static_cast<double>(q.size()));
-  for (const Piece& other : state_.pieces(receiver_, piece_.document)) {
+  for (const Shard& other : state_.shards(receiver_, shard_.document)) {
     consider_known(other.kv, best);
     consider_known(other.q, best);
   }
@@ -181,20 +181,20 @@ void Giving::consider(std::optional<Move>& best) {
 
 /// Offers parts within the tokens that the receiver has as keys or as rows.
 void Giving::consider_known(const Range& tokens, std::optional<Move>& best) {
-  const Range keys = intersect(tokens, piece_.kv);
-  if (!keys.empty() && keys != piece_.kv) {
-    offer_rows(piece_.q, keys, best);
-    offer_keys(piece_.q, keys, best);
+  const Range keys = intersect(tokens, shard_.kv);
+  if (!keys.empty() && keys != shard_.kv) {
+    offer_rows(shard_.q, keys, best);
+    offer_keys(shard_.q, keys, best);
   }
-  const Range rows = intersect(tokens, piece_.q);
-  if (!rows.empty() && rows != piece_.q) {
-    offer_rows(rows, piece_.kv, best);
-    offer_keys(rows, piece_.kv, best);
+  const Range rows = intersect(tokens, shard_.q);
+  if (!rows.empty() && rows != shard_.q) {
+    offer_rows(rows, shard_.kv, best);
+    offer_keys(rows, shard_.kv, best);
   }
 }
 
 std::optional<Move> Giving::best_move(int donor) {
-  const size_t count = state_.pieces(donor).size();
+  const size_t count = state_.shards(donor).size();
   outlook_.clear();
   for (size_t index = 0; index < count; ++index) {
     look_at(donor, index);
@@ -205,7 +205,7 @@ std::optional<Move> Giving::best_move(int donor) {
   for (const auto& [least, index] : outlook_) {
     if (best && least * static_cast<double>(best->useful) > static_cast<double>(best->price)) break;
     look_at(donor, index);
-    for (const int receiver : likely_receivers(donor_, piece_, kForeign)) {
+    for (const int receiver : likely_receivers(donor_, shard_, kForeign)) {
       look_at(receiver, room(receiver));
       consider(best);
     }
@@ -231,9 +231,9 @@ void Giving::look_again(std::vector<Donor>& donors, const Move& made, int64_t do
     }
     if (donor.best && donor.best->receiver == made.receiver) donor.stale = true;
     if (donor.stale || !may_take(made.receiver, donor.server)) continue;
-    const auto& pieces = state_.pieces(donor.server);
-    for (size_t index = 0; index < pieces.size(); ++index) {
-      if (pieces[index].document != document) continue;
+    const auto& shards = state_.shards(donor.server);
+    for (size_t index = 0; index < shards.size(); ++index) {
+      if (shards[index].document != document) continue;
       look_at(donor.server, index);
       look_at(made.receiver, room(made.receiver));
       consider(donor.best);
@@ -251,7 +251,7 @@ bool Giving::shed() {
       (ratio(donor) - ratio(receiver)) * static_cast<double>(cluster_.capacity[receiver]);
   if (most < 2) return false;
   std::optional<Move> best;
-  for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
+  for (size_t index = 0; index < state_.shards(donor).size(); ++index) {
     look_at(donor, index);
     look_at(receiver, static_cast<int64_t>(std::min(most, 1e18)) - 1);
     consider(best);

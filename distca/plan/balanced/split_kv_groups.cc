@@ -11,7 +11,7 @@ namespace distca {
 namespace {
 
 constexpr size_t kMostMembers = 12;
-constexpr double kAboveCaps = 1000;  // times its price: what a piece costs that does not fit alone
+constexpr double kAboveCaps = 1000;  // times its price: what a shard costs that does not fit alone
 constexpr double kNoGroup = std::numeric_limits<double>::infinity();
 /// How much the bytes of rows count, in thousandths: less makes larger groups, which ask the
 /// holders of a document's keys for less.
@@ -20,9 +20,9 @@ constexpr double kSpreadShare = 0.08;  // more bytes in all than the cheapest gr
 
 struct Member {
   int server = 0;
-  Piece piece;          // its highest
-  int64_t room = 0;     // load that it may take, without the piece
-  double price = 0;     // price of the bytes that the piece needs
+  Shard shard;          // its highest
+  int64_t room = 0;     // load that it may take, without the shard
+  double price = 0;     // price of the bytes that the shard needs
   int64_t holding = 0;  // mean position of the document's tokens that it holds
 };
 
@@ -111,17 +111,17 @@ void Grouping::find_divisions() {
   }
 }
 
-/// Takes the members' pieces out of the state, so that groups are priced by what is left.
+/// Takes the members' shards out of the state, so that groups are priced by what is left.
 void Grouping::set_aside(Division& division) {
   const auto homes = state_.homes().of(division.document);
   for (Member& member : division.members) {
-    const auto& pieces = state_.pieces(member.server);
-    const auto index = std::find(pieces.begin(), pieces.end(), member.piece) - pieces.begin();
+    const auto& shards = state_.shards(member.server);
+    const auto index = std::find(shards.begin(), shards.end(), member.shard) - shards.begin();
     state_.shrink(member.server, static_cast<size_t>(index), {});
     member.room = bound_[member.server] - state_.load(member.server);
-    const Toll toll = state_.to_add(member.server, member.piece);
-    const bool fits = state_.within_caps(member.server, toll.received, toll.kept);
-    member.price = static_cast<double>(toll.price) * (fits ? 1 : kAboveCaps);
+    const MoveCost cost = state_.to_add(member.server, member.shard);
+    const bool fits = state_.within_caps(member.server, cost.received, cost.kept);
+    member.price = static_cast<double>(cost.price) * (fits ? 1 : kAboveCaps);
     int64_t tokens = 0;
     int64_t sum = 0;
     for (const HomeSegment& home : homes) {
@@ -135,18 +135,18 @@ void Grouping::set_aside(Division& division) {
 
 int64_t Grouping::load(std::span<const Member> group, const Range& keys) const {
   int64_t sum = 0;
-  for (const Member& member : group) sum += state_.task_price()(member.piece.q, keys);
+  for (const Member& member : group) sum += state_.task_price()(member.shard.q, keys);
   return sum;
 }
 
 /// One a member, lower keys to those that hold lower tokens, cut where each has the load of its
-/// piece or, above its bound, what it may have. Empty where a member's stripe would be.
+/// shard or, above its bound, what it may have. Empty where a member's stripe would be.
 std::vector<Stripe> Grouping::stripes(std::span<const Member> group) const {
   std::vector<Stripe> result;
   int64_t left = 0;
   for (const Member& member : group) {
-    const int64_t wanted = std::clamp<int64_t>(member.room, 0, member.piece.load);
-    left += member.piece.load - wanted;
+    const int64_t wanted = std::clamp<int64_t>(member.room, 0, member.shard.load);
+    left += member.shard.load - wanted;
     result.push_back({&member, {}, wanted});
   }
   for (Stripe& stripe : result) {
@@ -158,7 +158,7 @@ std::vector<Stripe> Grouping::stripes(std::span<const Member> group) const {
     return std::pair(a.member->holding, a.member->server) <
            std::pair(b.member->holding, b.member->server);
   });
-  const int64_t end = group.front().piece.q.end;
+  const int64_t end = group.front().shard.q.end;
   int64_t begin = 0;
   int64_t wanted = 0;  // by the members so far and not given
   for (Stripe& stripe : result) {
@@ -183,18 +183,18 @@ GroupPrice Grouping::group_price(std::span<const Member> group) const {
     const int server = stripe.member->server;
     int64_t received = 0;
     int64_t kept = 0;
-    const auto book = [&](const Piece& piece, double& sum) {
-      const Toll toll = state_.to_add(server, piece);
-      sum += static_cast<double>(toll.price);
-      received += toll.received;
-      kept += toll.kept;
+    const auto book = [&](const Shard& shard, double& sum) {
+      const MoveCost cost = state_.to_add(server, shard);
+      sum += static_cast<double>(cost.price);
+      received += cost.received;
+      kept += cost.kept;
     };
-    Piece part = group.front().piece;  // its rows see all keys that the others' see
+    Shard part = group.front().shard;  // its rows see all keys that the others' see
     part.q = {};
     part.kv = stripe.keys;
     book(part, price.keys);
     for (const Member& member : group) {
-      part = member.piece;
+      part = member.shard;
       part.kv = {};
       if (stripe.keys.begin < part.q.end) book(part, price.rows);
     }
@@ -255,7 +255,7 @@ void Grouping::find_levels(Division& division) const {
   }
 }
 
-/// visit(server, piece)
+/// visit(server, shard)
 template <typename Visit>
 void Grouping::visit_tasks(const Division& division, size_t level, const Visit& visit) const {
   std::span<const Member> rest = division.members;
@@ -263,15 +263,15 @@ void Grouping::visit_tasks(const Division& division, size_t level, const Visit& 
     const auto group = rest.first(size);
     rest = rest.subspan(size);
     if (size == 1) {
-      visit(group[0].server, group[0].piece);
+      visit(group[0].server, group[0].shard);
       continue;
     }
     for (const Stripe& stripe : stripes(group)) {
       for (const Member& member : group) {
-        const Piece& piece = member.piece;
-        const Range kv{stripe.keys.begin, std::min(stripe.keys.end, piece.q.end)};
+        const Shard& shard = member.shard;
+        const Range kv{stripe.keys.begin, std::min(stripe.keys.end, shard.q.end)};
         if (kv.empty()) continue;
-        visit(stripe.member->server, state_.with_keys(piece.document, piece.q, kv, piece.home));
+        visit(stripe.member->server, state_.with_keys(shard.document, shard.q, kv, shard.home));
       }
     }
   }
@@ -279,13 +279,13 @@ void Grouping::visit_tasks(const Division& division, size_t level, const Visit& 
 
 void Grouping::form(const Division& division) {
   visit_tasks(division, division.level,
-              [this](int server, const Piece& piece) { state_.add(server, piece); });
+              [this](int server, const Shard& shard) { state_.add(server, shard); });
 }
 
 void Grouping::dissolve(const Division& division) {
-  visit_tasks(division, division.level, [this](int server, const Piece& piece) {
-    const auto& pieces = state_.pieces(server);
-    const auto index = std::find(pieces.begin(), pieces.end(), piece) - pieces.begin();
+  visit_tasks(division, division.level, [this](int server, const Shard& shard) {
+    const auto& shards = state_.shards(server);
+    const auto index = std::find(shards.begin(), shards.end(), shard) - shards.begin();
     state_.shrink(server, static_cast<size_t>(index), {});
   });
 }

@@ -23,7 +23,7 @@ namespace distca {
 /// kernel efficiency, bytes of any one server, keys that the donor no longer needs.
 ///
 /// Loads are integers, doubles are made by + - * / sqrt only, and ties go to the lowest id. Time:
-/// moves x pieces on servers above the bound.
+/// moves x shards on servers above the bound.
 std::vector<Task> schedule_greedy(const PlanRequest& request, const Layout& layout);
 
 /// Scheduler `local`: every query is computed where it lives, which is plain packing.

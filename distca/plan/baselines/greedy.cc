@@ -46,7 +46,7 @@ class Greedy {
  private:
   void fill(int receiver);
   bool shed_one_block();
-  std::optional<Candidate> cheapest_piece(int donor, size_t item, int receiver) const;
+  std::optional<Candidate> cheapest_candidate(int donor, size_t item, int receiver) const;
   Candidate priced(int donor, size_t item, const Range& q, int receiver) const;
   void move(const Candidate& candidate, int receiver);
   void note_keys(const std::vector<Item>& items);
@@ -102,7 +102,7 @@ Candidate Greedy::priced(int donor, size_t item, const Range& q, int receiver) c
   return {donor, item, q, pairs_.of_rows(q), moved + new_keys * key_token_bytes_};
 }
 
-std::optional<Candidate> Greedy::cheapest_piece(int donor, size_t item, int receiver) const {
+std::optional<Candidate> Greedy::cheapest_candidate(int donor, size_t item, int receiver) const {
   const Item& from = items_[donor][item];
   const Range& q = from.q;
   const int64_t pairs = pairs_.of_rows(q);
@@ -111,9 +111,9 @@ std::optional<Candidate> Greedy::cheapest_piece(int donor, size_t item, int rece
 
   std::optional<Candidate> best;
   const auto consider = [&](int64_t end) {
-    const Range piece = shards_.ending_at(end, q, wish);
-    if (piece.empty()) return;
-    const Candidate candidate = priced(donor, item, piece, receiver);
+    const Range shard = shards_.ending_at(end, q, wish);
+    if (shard.empty()) return;
+    const Candidate candidate = priced(donor, item, shard, receiver);
     if (!best || better(candidate, *best)) best = candidate;
   };
   consider(shards_.cheapest_end(q, pairs, wish.wanted));
@@ -158,7 +158,7 @@ void Greedy::fill(int receiver) {
     std::optional<Candidate> best;
     for (const int donor : donors_) {
       for (size_t item = 0; item < items_[donor].size(); ++item) {
-        const auto candidate = cheapest_piece(donor, item, receiver);
+        const auto candidate = cheapest_candidate(donor, item, receiver);
         if (candidate && (!best || better(*candidate, *best))) best = candidate;
       }
     }
