@@ -197,35 +197,6 @@ PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>&
   return order;
 }
 
-std::vector<Tick> one_forward_one_backward_ticks(int stages, int micro_batches) {
-  std::vector<std::array<int, 2>> played(stages);  // [stage][pass] micro-batches
-  const auto wants = [&](int stage) {
-    const auto& [forwards, backwards] = played[stage];
-    const int ahead = std::min(micro_batches, backwards + stages - stage);
-    return forwards < ahead ? Pass::kForward : Pass::kBackward;
-  };
-  std::vector<Tick> ticks;
-  while (micro_batches > 0 && played[0][1] < micro_batches) {
-    Tick tick;
-    for (int stage = 0; stage < stages; ++stage) {
-      const Pass pass = wants(stage);
-      const int next = played[stage][static_cast<size_t>(pass)];
-      // Inputs must be of the ticks before this one: `played` changes behind this loop.
-      const bool is_there = pass == Pass::kForward ? stage == 0 || played[stage - 1][0] > next
-                            : stage + 1 < stages   ? played[stage + 1][1] > next
-                                                   : played[stage][0] > next;
-      const bool plays = next < micro_batches && is_there;
-      tick.stages.push_back({.micro_batch = plays ? next : -1, .pass = pass});
-    }
-    for (int stage = 0; stage < stages; ++stage) {
-      if (tick.stages[stage].micro_batch >= 0)
-        ++played[stage][static_cast<size_t>(tick.stages[stage].pass)];
-    }
-    ticks.push_back(std::move(tick));
-  }
-  return ticks;
-}
-
 StagePart stage_part(const PipelineShape& shape, const PipelineOrder& order, int stage,
                      const std::vector<std::shared_ptr<const AttentionExchange>>& exchanges) {
   DISTCA_CHECK_EQ(exchanges.size(), order.exchanges.size());

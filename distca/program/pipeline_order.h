@@ -69,10 +69,6 @@ PipelineOrder pooled_order(const PipelineShape& shape, const std::vector<Tick>& 
 /// and serves. Where no document is cut, nothing travels. The shape must have one slot (CHECK).
 PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>& ticks);
 
-/// 1F1B in lockstep: stage s plays stages - 1 - s forwards, then a forward and a backward in turn,
-/// each once its input was made in an earlier tick.
-std::vector<Tick> one_forward_one_backward_ticks(int stages, int micro_batches);
-
 /// The part of a rank of this stage, or, with stage = number of stages, of a rank that only serves.
 /// `exchanges`: the rank's own, in the order of order.exchanges. P2p messages are left to the
 /// caller to add (StagePart::p2p_messages).

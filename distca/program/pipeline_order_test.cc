@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
 #include <string>
-#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "distca/base/error.h"
 
@@ -14,55 +14,6 @@ namespace distca::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::SizeIs;
-
-TEST(Ticks, every_stage_plays_every_micro_batch_once_a_pass_after_its_input_was_made) {
-  for (int stages = 1; stages <= 8; ++stages) {
-    for (int micro_batches = 1; micro_batches <= 16; ++micro_batches) {
-      for (const bool aligned : {true, false}) {
-        const std::vector<Tick> ticks = aligned
-                                            ? aligned_ticks(stages, micro_batches, /*trains=*/true)
-                                            : one_forward_one_backward_ticks(stages, micro_batches);
-        EXPECT_THAT(ticks, SizeIs(2 * (micro_batches + stages - 1)));
-        std::map<std::tuple<int, int, Pass>, int> played;  // stage, micro-batch, pass: tick
-        const auto before = [&](int stage, int micro_batch, Pass pass, int tick) {
-          const auto found = played.find({stage, micro_batch, pass});
-          EXPECT_TRUE(found != played.end() && found->second < tick)
-              << stages << " stages: stage " << stage << ", micro-batch " << micro_batch;
-        };
-        for (int t = 0; t < static_cast<int>(ticks.size()); ++t) {
-          ASSERT_THAT(ticks[t].stages, SizeIs(stages));
-          for (int stage = 0; stage < stages; ++stage) {
-            const auto& [micro_batch, pass] = ticks[t].stages[stage];
-            if (micro_batch < 0) continue;
-            EXPECT_TRUE(played.emplace(std::tuple{stage, micro_batch, pass}, t).second);
-            if (pass == Pass::kForward) {
-              if (stage > 0) before(stage - 1, micro_batch, pass, t);
-            } else {
-              before(stage, micro_batch, Pass::kForward, t);
-              if (stage + 1 < stages) before(stage + 1, micro_batch, pass, t);
-            }
-          }
-        }
-        EXPECT_THAT(played, SizeIs(2 * stages * micro_batches));
-      }
-    }
-  }
-}
-
-TEST(Ticks, evaluation_has_no_backward) {
-  for (const Tick& tick : aligned_ticks(3, 4, /*trains=*/false)) {
-    for (const TickStage& stage : tick.stages) EXPECT_EQ(stage.pass, Pass::kForward);
-  }
-  EXPECT_THAT(aligned_ticks(3, 4, /*trains=*/false), SizeIs(6));
-}
-
-TEST(Ticks, the_first_ticks_are_forwards_and_then_passes_take_turns) {
-  std::string passes;
-  for (const Tick& tick : aligned_ticks(3, 4, /*trains=*/true))
-    passes += tick.stages[0].pass == Pass::kForward ? 'F' : 'B';
-  EXPECT_EQ(passes, "FFFBFBFBFBBB");
-}
 
 TEST(PipelineOrder, an_exchange_pools_what_its_tick_has_in_its_slot) {
   const PipelineOrder order = pooled_order({.layers = {{0, 2}, {2, 4}}, .nano_batches = 3},

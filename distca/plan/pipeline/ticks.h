@@ -57,6 +57,10 @@ struct Tick {
 /// ticks alone, as evaluation plays them. Both numbers must be at least 1 (CHECK).
 std::vector<Tick> aligned_ticks(int stages, int micro_batches, bool trains);
 
+/// 1F1B in lockstep: stage s plays stages - 1 - s forwards, then a forward and a backward in turn,
+/// each once its input was made in an earlier tick.
+std::vector<Tick> one_forward_one_backward_ticks(int stages, int micro_batches);
+
 /// The most micro-batches that a stage holds at any time: those whose forward has begun and whose
 /// backward is not over. For aligned_ticks that train it is min(micro_batches, 2 (stages - 1 -
 /// stage) + 1).
