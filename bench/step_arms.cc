@@ -7,7 +7,7 @@
 #include "distca/comm/collectives.h"
 #include "distca/plan/choose_tolerance.h"
 #include "distca/plan/exchange.h"
-#include "distca/plan/plain_packing.h"
+#include "distca/plan/plain_packing_time.h"
 #include "distca/train/speed_sample.h"
 
 namespace distca::bench {

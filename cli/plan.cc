@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "cli/options.h"
+#include "cli/plan_file.h"
 #include "cli/plan_step.h"
-#include "cli/planned.h"
 #include "cli/verbs.h"
 
 namespace distca::cli {

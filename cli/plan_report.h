@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "cli/planned.h"
+#include "cli/plan_file.h"
 #include "distca/base/json.h"
 #include "distca/config/config.h"
 #include "distca/forecast/plan_request.h"

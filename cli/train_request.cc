@@ -12,8 +12,8 @@
 #include "distca/comm/device_facts.h"
 #include "distca/comm/launch/local_ranks.h"
 #include "distca/config/run_grid.h"
+#include "distca/forecast/checked_data.h"
 #include "distca/forecast/dry_run.h"
-#include "distca/forecast/planned_ahead.h"
 
 namespace distca::cli {
 namespace {

@@ -8,9 +8,9 @@
 #include "distca/base/text.h"
 #include "distca/config/run_grid.h"
 #include "distca/forecast/batch_programs.h"
+#include "distca/forecast/checked_data.h"
 #include "distca/forecast/memory_cap.h"
 #include "distca/forecast/plan_figures.h"
-#include "distca/forecast/planned_ahead.h"
 
 namespace distca {
 namespace {

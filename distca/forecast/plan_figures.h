@@ -10,7 +10,7 @@
 #include "distca/config/config.h"
 #include "distca/cost/speed_meter.h"
 #include "distca/forecast/plan_request.h"
-#include "distca/plan/plain_packing.h"
+#include "distca/plan/plain_packing_time.h"
 
 namespace distca {
 

@@ -9,7 +9,7 @@
 
 #include "distca/program/pipeline_testing.h"
 #include "distca/program/validate/validate.h"
-#include "distca/program/validate/validate_order.h"
+#include "distca/program/validate/validate_checks.h"
 
 namespace distca::testing {
 namespace {

@@ -9,10 +9,10 @@
 #include "distca/base/error.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/nccl/nccl_library.h"
+#include "distca/forecast/checked_data.h"
 #include "distca/forecast/memory_cap.h"
 #include "distca/forecast/memory_peak.h"
 #include "distca/forecast/plan_request.h"
-#include "distca/forecast/planned_ahead.h"
 #include "distca/train/step_tracer.h"
 
 namespace distca {

@@ -6,7 +6,7 @@
 #include "distca/base/error.h"
 #include "distca/forecast/batch_programs.h"
 #include "distca/forecast/plan_figures.h"
-#include "distca/plan/plain_packing.h"
+#include "distca/plan/plain_packing_time.h"
 #include "distca/program/validate/validate.h"
 
 namespace distca {

@@ -10,7 +10,7 @@
 
 #include "distca/base/error.h"
 #include "distca/comm/health/health.h"
-#include "distca/comm/nccl/nccl_start.h"
+#include "distca/comm/nccl/nccl_connections.h"
 #include "distca/comm/nccl/nccl_watch.h"
 
 namespace distca {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "distca/program/gradient_exchange.h"
-#include "distca/program/validate/validate_order.h"
+#include "distca/program/validate/validate_checks.h"
 
 namespace distca {
 namespace {

@@ -8,7 +8,7 @@
 #include <map>
 #include <tuple>
 
-#include "distca/program/validate/validate_order.h"
+#include "distca/program/validate/validate_checks.h"
 
 namespace distca {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "distca/program/gradient_exchange.h"
-#include "distca/program/validate/validate_order.h"
+#include "distca/program/validate/validate_checks.h"
 
 namespace distca {
 namespace {

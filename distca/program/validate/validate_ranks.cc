@@ -7,7 +7,7 @@
 #include <map>
 #include <unordered_map>
 
-#include "distca/program/validate/validate_order.h"
+#include "distca/program/validate/validate_checks.h"
 
 namespace distca {
 namespace {

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "distca/program/validate/validate_order.h"
+#include "distca/program/validate/validate_checks.h"
 
 namespace distca {
 namespace {

@@ -10,7 +10,7 @@
 #include <ostream>
 
 #include "distca/program/program_testing.h"
-#include "distca/program/validate/validate_order.h"
+#include "distca/program/validate/validate_checks.h"
 
 namespace distca::testing {
 namespace {

@@ -1,4 +1,4 @@
-#include "distca/comm/nccl/nccl_start.h"
+#include "distca/comm/nccl/nccl_connections.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>

@@ -1,4 +1,4 @@
-#include "distca/forecast/planned_ahead.h"
+#include "distca/forecast/checked_data.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "cli/planned.h"
+#include "cli/plan_file.h"
 
 #include <algorithm>
 #include <utility>

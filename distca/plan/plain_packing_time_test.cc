@@ -1,4 +1,4 @@
-#include "distca/plan/plain_packing.h"
+#include "distca/plan/plain_packing_time.h"
 
 #include <gmock/gmock.h>
 
