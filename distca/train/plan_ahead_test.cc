@@ -186,7 +186,7 @@ TEST_F(PlanBatchTest, a_rank_can_check_the_programs_of_all_ranks_and_of_an_evalu
 
 TEST_F(PlanBatchTest, a_rank_that_is_twice_as_slow_gets_the_load_that_it_finishes_with_the_other) {
   config_.servers.reweight = true;
-  config_.plan.tolerance = {.kind = Tolerance::Kind::kShare, .share = 0};
+  config_.plan.tolerance = {.share = 0};
   config_.batch.nano_batch_tokens = 8192;                 // tasks are small compared with it
   constexpr int64_t kLinearPs = 20'000, kPairPs = 1'000;  // a token, a pair
   const Speeds slow{.from_step = 9,

@@ -45,7 +45,7 @@ void alter(const ConfigKey& key) {
   } else if (auto* const* texts = std::get_if<std::vector<std::string>*>(&key.value)) {
     (*texts)->emplace_back("x");
   } else if (auto* const* tolerance = std::get_if<Tolerance*>(&key.value)) {
-    (*tolerance)->kind = Tolerance::Kind::kAuto;
+    (*tolerance)->is_auto = true;
   } else if (const auto* choice = std::get_if<WordValue>(&key.value)) {
     choice->choose(choice->word() == key.choices[0] ? key.choices[1] : key.choices[0]);
   } else {

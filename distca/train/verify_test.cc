@@ -123,7 +123,7 @@ TEST_F(VerifyTest, a_gradient_spoilt_on_one_rank_is_named_and_nothing_else_is) {
 TEST_F(VerifyTest, servers_keys_and_split_kv_are_those_of_the_run) {
   config_.servers.dedicated = 1;
   config_.plan.split_kv = true;
-  config_.plan.tolerance = {Tolerance::Kind::kShare, 0};
+  config_.plan.tolerance = {.share = 0};
   config_.exchange.keys = Config::Exchange::Keys::kRedispatch;
   for (const bool in_place : {true, false}) {
     config_.servers.in_place = in_place;
