@@ -9,6 +9,7 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/runtime/out_of_device_memory.h"
 
 namespace distca {
 namespace {
@@ -190,11 +191,6 @@ class Playing {
 };
 
 }  // namespace
-
-std::string asked_for(const std::exception& error) {
-  const std::string text = first_line(error);
-  return text.substr(0, text.find(". Including"));
-}
 
 double OpTimes::of(OpKind kind, Pass pass, OpPart part) const {
   return seconds[static_cast<int>(kind)][static_cast<int>(pass)][static_cast<int>(part)];

@@ -10,8 +10,6 @@
 
 #include <array>
 #include <cstddef>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "distca/program/program.h"
@@ -65,21 +63,10 @@ class OpClock {
   virtual std::vector<double> seconds() = 0;
 };
 
-/// A device has no memory left for what an operation makes. The text says which operation, and what
-/// PyTorch said.
-class OutOfDeviceMemory : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-/// The beginning of what PyTorch's OutOfMemoryError says: how much was asked for, and what there
-/// is.
-std::string asked_for(const std::exception& error);
-
 /// Plays every operation once and adds what it took to `times`. When it returns, every exchange is
 /// finished and every send has left. Without a `recorder` nothing is recorded, which costs nothing.
 /// `clock` is null if the calling thread itself does what it plays. Throws what the player throws,
-/// but OutOfDeviceMemory in place of PyTorch's OutOfMemoryError.
+/// but OutOfDeviceMemory (out_of_device_memory.h) in place of PyTorch's OutOfMemoryError.
 void play(const Program& program, OpPlayer& player, OpTimes* times,
           TraceRecorder* recorder = nullptr, OpClock* clock = nullptr);
 

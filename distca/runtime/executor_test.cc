@@ -14,6 +14,7 @@
 #include "distca/base/random.h"
 #include "distca/program/program_testing.h"
 #include "distca/runtime/executor_testing.h"
+#include "distca/runtime/out_of_device_memory.h"
 
 namespace distca {
 namespace {

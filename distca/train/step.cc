@@ -9,6 +9,7 @@
 #include "distca/config/config.h"
 #include "distca/kernels/rows.h"
 #include "distca/runtime/cuda/device_clock.h"
+#include "distca/runtime/out_of_device_memory.h"
 #include "distca/train/nano_phases.h"
 #include "distca/train/stage_p2p.h"
 #include "distca/train/step_losses.h"
@@ -150,18 +151,6 @@ bool keys_travel_again(const Program& program, int nano_batch) {
 
 }  // namespace
 
-namespace {
-
-/// How a run ends whose device is full.
-Error no_memory(int rank, const std::string& where) {
-  return {ErrorKind::kIo,
-          "rank {} ran out of its device's memory in {}: lower batch.nano_batch_tokens or "
-          "plan.max_memory_gib, or set train.recompute = full",
-          rank, where};
-}
-
-}  // namespace
-
 Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
            const StepOptions& options)
     : config_(config),
@@ -176,9 +165,10 @@ StepResult Step::run(const StepInput& input, double loss_scale, const UpdateRequ
   try {
     return play_all(input, loss_scale, request);
   } catch (const OutOfDeviceMemory& operation) {
-    throw no_memory(comm_.rank(), operation.what());
+    throw device_is_full(comm_.rank(), operation.what());
   } catch (const c10::OutOfMemoryError& error) {
-    throw no_memory(comm_.rank(), fmt::format("the preparation of a step ({})", asked_for(error)));
+    throw device_is_full(comm_.rank(),
+                         fmt::format("the preparation of a step ({})", asked_for(error)));
   }
 }
 
