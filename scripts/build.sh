@@ -8,6 +8,12 @@ cmake --preset "$1" --log-level=WARNING >/dev/null
 if [ -t 1 ]; then
   exec cmake --build --preset "$@"
 fi
-cmake --build --preset "$@" | awk -F '[][/]' '
-  /^\[[0-9]+\/[0-9]+\] / {part = int(20 * $2 / $3); if (part == said && $2 > 1) next; said = part}
-  {print; fflush()}'
+said=
+cmake --build --preset "$@" | while IFS= read -r line; do
+  if [[ $line =~ ^\[([0-9]+)/([0-9]+)\]\  ]]; then
+    part=$((20 * BASH_REMATCH[1] / BASH_REMATCH[2]))
+    [ "$part" != "$said" ] || continue
+    said=$part
+  fi
+  printf '%s\n' "$line"
+done

@@ -103,7 +103,7 @@ class Demo(unittest.TestCase):
     def test_the_first_step_counts_where_there_was_time_for_no_other(self):
         (_, training), text, _ = self.demo(step_s=8, PROBED="1")
         self.assertIn("a step takes 80 s", text)
-        self.assertEqual(self.steps_of(training), 10)
+        self.assertEqual(self.steps_of(training), 1)
 
     def test_words_of_the_user_win(self):
         (training,), text, code = self.demo("train.steps=5", step_s=8)

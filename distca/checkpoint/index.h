@@ -26,7 +26,7 @@
 
 namespace distca {
 
-/// The parts that are kept of every weight: the master weight itself, and AdamW's two moments under
+/// The parts that are kept of every weight: the main param itself, and AdamW's two moments under
 /// PyTorch's names.
 enum class StatePart : uint8_t { kWeight, kExpAvg, kExpAvgSq };
 inline constexpr std::array kStateParts = {StatePart::kWeight, StatePart::kExpAvg,

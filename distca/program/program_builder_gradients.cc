@@ -1,7 +1,6 @@
 // How the sum of gradients is spread over backward (overlap.h says by which rule).
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -47,9 +46,9 @@ void ProgramBuilder::count_phases() {
 void ProgramBuilder::phase_done(OpKind kind, int layer) {
   if (buckets_.empty()) return;
   const auto [begin, end] = phase_elements_.equal_range({kind, layer});
-  for (const Range& elements : std::ranges::subrange(begin, end) | std::views::values) {
+  for (auto phase = begin; phase != end; ++phase) {
     for (size_t i = 0; i < buckets_.size(); ++i) {
-      if (!overlap(elements, request_.gradients->buckets[i]) || --buckets_[i].phases_left > 0)
+      if (!overlap(phase->second, request_.gradients->buckets[i]) || --buckets_[i].phases_left > 0)
         continue;
       buckets_[i].ready = static_cast<int32_t>(program_.ops.size()) - 1;
       if (!request_.gradients->buckets[i].is_tied)

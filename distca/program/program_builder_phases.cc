@@ -1,4 +1,4 @@
-// Phases of the model, and what stages of a pipeline hand over between them.
+// Phases of the model, and what stages of a pipeline send each other.
 
 #include <algorithm>
 #include <utility>

@@ -34,7 +34,7 @@ struct MemoryUse {
   int64_t peak_bytes = 0;         // the most that tensors took at a time
   int64_t resident_bytes = 0;     // the most that the rank's process had in RAM
   int64_t weight_copy_bytes = 0;  // copies of its weights in the compute type
-  int64_t optimizer_bytes = 0;    // AdamW's moments and, with ZeRO-1, master weights
+  int64_t optimizer_bytes = 0;    // AdamW's moments and, with ZeRO-1, main params
 };
 
 /// One optimizer step over all ranks. Times are those of rank 0 unless stated otherwise.

@@ -114,7 +114,7 @@ class StoreProcess {
     process_ = forked([&](int) {
       reports_ = FileDescriptor();
       LocalStore store(socket);
-      for (Death one; read(received.get(), &one, sizeof(one)) == sizeof(one);)
+      for (DeathReport one; read(received.get(), &one, sizeof(one)) == sizeof(one);)
         store.post_death(prefix(one.round), one.rank, "was killed by signal 9 (SIGKILL)");
     });
   }
@@ -129,14 +129,14 @@ class StoreProcess {
   /// For processes that are forked from now on: they are not to keep it alive.
   int reports() const { return reports_.get(); }
   void post_death(int round, int rank) {
-    const Death one{round, rank};
+    const DeathReport one{round, rank};
     DISTCA_CHECK(write(reports_.get(), &one, sizeof(one)) == sizeof(one), "the store has ended");
   }
 
   uint16_t port = 0;
 
  private:
-  struct Death {
+  struct DeathReport {
     int round = 0, rank = 0;
   };
   FileDescriptor reports_;
