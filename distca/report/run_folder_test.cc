@@ -313,7 +313,7 @@ TEST_F(RunFolderTest, lines_are_cut_from_the_end) {
   const std::string lines = contents().at("metrics.jsonl");
   const size_t after_5 = lines.find(line_of(6)), after_20 = lines.find(line_of(21));
   const std::string torn = lines.substr(0, after_5) + "torn\n" + lines.substr(after_5);
-  for (const std::string& end : {"", "\n", "{\"step\":31", "x\ny\n"}) {
+  for (const char* end : {"", "\n", "{\"step\":31", "x\ny\n"}) {
     write("metrics.jsonl", torn + end);
     { RunFolder(run(), {.goes_on_after = 20}).begin(""); }
     EXPECT_EQ(contents().at("metrics.jsonl"), torn.substr(0, after_20 + 5)) << end;
