@@ -8,6 +8,7 @@
 #include "distca/base/error.h"
 #include "distca/cost/speeds.h"
 #include "distca/cost/task_price.h"
+#include "distca/plan/accounting.h"
 #include "distca/plan/plan.h"
 #include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
@@ -44,9 +45,7 @@ std::vector<int64_t> whole_even_capacities(const BatchRequest& request, int num_
           "linear_work = {}: 0 .. {}", request.linear_work, kMostLinearWork);
   require(request.capacity.empty(), "capacity and linear_work: one of the two");
   const TaskPrice price(shape);
-  int64_t load = 0;
-  for (const Document& document : documents.documents)
-    load += price({0, document.length}, {0, document.length});
+  const int64_t load = load_of(documents, price);
   std::vector<RankWork> work(request.num_ranks);
   for (int rank = 0; rank < request.num_ranks; ++rank) {
     RankWork& mine = work[rank];
@@ -179,6 +178,7 @@ struct BatchPlan::State {
 };
 
 BatchPlan::BatchPlan(Plan plan) {
+  require(plan.options.tolerance_ppm.has_value(), "the plan has no options.tolerance_ppm");
   ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
   checks.even_tokens = false;  // the caller's own
   const std::vector<std::string> faults = validate(plan, checks);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <future>
@@ -71,11 +72,12 @@ TEST(GlooGroup, a_rank_that_ends_well_while_another_still_connects_is_not_lost) 
   EXPECT_FALSE(slow.neighbour_lost());
 }
 
-/// Two ranks, of which rank 1 is connected when `connect` returns.
-void connect_two(const CommOptions& options, const std::function<void(int rank)>& connect,
+/// Two ranks, each of which is connected when its `connect` returns.
+void connect_two(const std::array<CommOptions, 2>& options,
+                 const std::function<void(int rank)>& connect,
                  const std::function<void(int rank)>& then) {
   run_with_store(2, [&](uint16_t port, int rank) {
-    Heartbeat heartbeat(at_port(port, rank, 2), options, [] {});
+    Heartbeat heartbeat(at_port(port, rank, 2), options[rank], [] {});
     heartbeat.wait_for_all();
     connect_by_deadline(
         at_port(port, rank, 2), heartbeat, [connect, rank] { connect(rank); },
@@ -88,8 +90,9 @@ void connect_two(const CommOptions& options, const std::function<void(int rank)>
 // Otherwise its group may end, and takes away connections that others are about to make.
 TEST(GlooGroup, nobody_begins_while_another_still_connects) {
   std::promise<void> begun;
+  const CommOptions options{.timeout_s = 30, .grace_s = 1};
   connect_two(
-      {.timeout_s = 30, .grace_s = 1},
+      {options, options},
       [&](int rank) {
         if (rank == 0) return;
         EXPECT_EQ(begun.get_future().wait_for(std::chrono::milliseconds(500)),
@@ -105,8 +108,10 @@ TEST(GlooGroup, who_does_not_connect_is_named_by_those_who_did) {
   std::string said;
   const std::shared_future<void> is_over = over.get_future();
   try {
+    // Rank 0 gives up first, however slow this machine is.
     connect_two(
-        {.timeout_s = 1, .grace_s = 1, .startup_timeout_s = 4},
+        {CommOptions{.timeout_s = 4, .grace_s = 1, .startup_timeout_s = 4},
+         CommOptions{.timeout_s = 4, .grace_s = 1, .startup_timeout_s = 600}},
         [is_over](int rank) {
           if (rank == 1) is_over.wait();
         },

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "distca/base/error.h"
+#include "distca/plan/bounds.h"
 
 namespace distca {
 namespace {
@@ -75,7 +76,7 @@ class Figures {
   struct Layers {
     int64_t count, all;
     /// Returns what a load of each of these layers adds to the mean over all layers.
-    int64_t share_of(int64_t load) const { return load / all * count + load % all * count / all; }
+    int64_t share_of(int64_t load) const { return distca::share_of(load, count, all); }
   };
 
   void add_window(const Plan& plan, const Layers& layers) {

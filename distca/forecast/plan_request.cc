@@ -14,6 +14,7 @@
 #include "distca/config/run_grid.h"
 #include "distca/cost/task_price.h"
 #include "distca/forecast/plan_pipeline.h"
+#include "distca/plan/accounting.h"
 #include "distca/plan/choose_tolerance.h"
 #include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
@@ -28,9 +29,7 @@ std::vector<int64_t> capacities(const Config& config, const PlanRequest& request
   if (!given.empty()) return given;
   const int num_servers = num_ranks(config, num_workers);
   const TaskPrice price(request.shape, request.profile.get());
-  int64_t load = 0;
-  for (const Document& document : request.nano_batch.documents)
-    load += price({0, document.length}, {0, document.length});
+  const int64_t load = load_of(request.nano_batch, price);
   const Speeds known = config.servers.reweight && !speeds.ranks.empty()
                            ? speeds
                            : assumed_speeds(config.model.shape(), num_servers,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <tuple>
 
-#include "distca/cost/task_price.h"
 #include "distca/plan/homes.h"
 
 namespace distca {
@@ -79,6 +78,12 @@ class Accounting {
 
 std::vector<ServerLoad> account(const Plan& plan, const AttentionProfile* profile) {
   return Accounting(plan).count(profile);
+}
+
+int64_t load_of(const NanoBatch& nano_batch, const TaskPrice& price) {
+  int64_t load = 0;
+  for (const Document& document : nano_batch.documents) load += price.of_rows({0, document.length});
+  return load;
 }
 
 }  // namespace distca

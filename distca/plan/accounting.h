@@ -1,9 +1,10 @@
 #pragma once
 // Counts what a plan's layout and tasks cost. Schedulers only decide; the figures of a plan are
-// counted here, from its layout and tasks alone. Any thread may call the function.
+// counted here, from its layout and tasks alone. Any thread may call the functions.
 
 #include <vector>
 
+#include "distca/cost/task_price.h"
 #include "distca/plan/plan.h"
 
 namespace distca {
@@ -15,5 +16,8 @@ namespace distca {
 /// Ignores: LSE, message headers, backward.
 /// Time: O(n log n) in tasks, segments and transfers.
 std::vector<ServerLoad> account(const Plan& plan, const AttentionProfile* profile = nullptr);
+
+/// The load of a nano-batch's documents, each as one task.
+int64_t load_of(const NanoBatch& nano_batch, const TaskPrice& price);
 
 }  // namespace distca

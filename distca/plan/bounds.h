@@ -9,6 +9,11 @@
 
 namespace distca {
 
+/// floor(total * part / whole) without overflow, for part, whole < 2^31 and a share within int64.
+constexpr int64_t share_of(int64_t total, int64_t part, int64_t whole) {
+  return total / whole * part + total % whole * part / whole;
+}
+
 /// Throws Error(kPlan) with the numbers if the mean number of tokens exceeds
 /// cluster.max_tokens_per_worker, which every layout refuses.
 void check_tokens_fit(const PlanRequest& request);

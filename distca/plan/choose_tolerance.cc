@@ -42,9 +42,7 @@ std::vector<PlanOptions> candidates(const PlanRequest& request) {
 
 int64_t total_load(const Plan& plan) {
   int64_t total = 0;
-  for (const ServerLoad& load : plan.load) {
-    total += plan.options.by_time() ? load.time_ns : load.pairs;
-  }
+  for (size_t rank = 0; rank < plan.load.size(); ++rank) total += load_of(plan, rank);
   return total;
 }
 

@@ -56,7 +56,7 @@ class Predictor {
       compute = std::max(compute, own);
       total = std::max(total, own + shown);
     }
-    if (balance_target_of(options_.overlap_model) == BalanceTarget::kAttention && bytes_ > 0) {
+    if (options_.overlap_model != OverlapModel::kOtherNanoBatch && bytes_ > 0) {
       // Exchanges make the ranks meet twice a layer.
       compute = linear + attention;
       total = compute + exposed;
@@ -67,12 +67,11 @@ class Predictor {
  private:
   Work work_of(int rank, const RankExchange& exchange) const {
     const RankSpeed& speed = options_.speeds.ranks[rank];
-    const bool by_time = plan_.options.by_time();
     const auto attention_ps = [&](int64_t load) {
       return scaled(load, speed.attention_ps_per_kload, 1000 * options_.layers);
     };
     Work work;
-    work.attention_ps = attention_ps(by_time ? plan_.load[rank].time_ns : plan_.load[rank].pairs);
+    work.attention_ps = attention_ps(load_of(plan_, rank));
     if (rank < plan_.cluster.num_workers) {
       work.linear_ps = scaled(exchange.local_tokens, speed.linear_ps_per_token, options_.layers);
     }
@@ -156,11 +155,6 @@ class Predictor {
 };
 
 }  // namespace
-
-BalanceTarget balance_target_of(OverlapModel overlap_model) {
-  return overlap_model == OverlapModel::kOtherNanoBatch ? BalanceTarget::kWhole
-                                                        : BalanceTarget::kAttention;
-}
 
 LayerTime layer_time(const Plan& plan, const AttentionProfile* profile,
                      const LayerTimeOptions& options) {

@@ -24,8 +24,6 @@ enum class OverlapModel : uint8_t {
   /// be like this one.
   kOtherNanoBatch,
 };
-/// The work of a rank that is evened out with this hiding (cost/speeds.h).
-BalanceTarget balance_target_of(OverlapModel overlap_model);
 
 struct LayerTimeOptions {
   /// Speeds of all servers. Only the bandwidth may be unknown; then that of the cluster's links

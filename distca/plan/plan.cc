@@ -260,6 +260,10 @@ double max_over_share(const Plan& plan) {
   return plan.options.by_time() ? max_over_mean_time(plan) : max_over_mean(plan);
 }
 
+int64_t load_of(const Plan& plan, size_t rank) {
+  return plan.options.by_time() ? plan.load[rank].time_ns : plan.load[rank].pairs;
+}
+
 std::vector<int64_t> packed_load(const Plan& plan) {
   PlanRequest request{plan.nano_batch, plan.cluster, plan.shape, plan.options};
   request.cluster.max_tokens_per_worker = 0;

@@ -123,6 +123,8 @@ double max_over_mean(const Plan& plan);       // by pairs
 double max_over_mean_time(const Plan& plan);  // by time_ns; 1 without a profile
 double max_over_share(const Plan& plan);      // by time_ns with a profile, else by pairs
 double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& load);  // [servers]
+/// A rank's load in the unit of the plan: time_ns with a profile, else pairs.
+int64_t load_of(const Plan& plan, size_t rank);
 /// [ranks] The pairs of each server under plain packing: documents are laid out in their order, and
 /// every query is computed where it lives. Plans are compared with it.
 std::vector<int64_t> packed_load(const Plan& plan);

@@ -57,11 +57,11 @@ void visit_shape(Visit visit, T& shape) {
 }
 
 template <typename Visit, typename T>
-void visit_options(Visit visit, T& options, const char* split_kv = "split_kv") {
+void visit_options(Visit visit, T& options) {
   visit("scheduler", options.scheduler);
   visit("layout", options.layout);
   visit("tolerance_ppm", options.tolerance_ppm, 0, kMaxInteger);
-  visit(split_kv, options.split_kv);
+  visit("split_kv", options.split_kv);
   visit("spread", options.spread);
   visit("price", options.price);
 }

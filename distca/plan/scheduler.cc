@@ -84,9 +84,7 @@ const SchedulerEntry& find_scheduler(std::string_view name) {
 }
 
 ValidateOptions checks_of(const SchedulerEntry& scheduler) {
-  return {.capacities = scheduler.capacities,
-          .even_tokens = scheduler.even_tokens,
-          .tolerance_ppm = std::nullopt};
+  return {.capacities = scheduler.capacities, .even_tokens = scheduler.even_tokens};
 }
 
 }  // namespace distca

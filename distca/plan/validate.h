@@ -9,7 +9,6 @@
 // Any thread may call the function. For the options that suit a scheduler: checks_of (scheduler.h).
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,12 +21,8 @@ struct ValidateOptions {
   bool capacities = true;
   /// Check that every worker holds the mean number of tokens to within 128. Off for uneven layouts.
   bool even_tokens = true;
-  /// Refuse a plan whose max/mean of load over capacity is above 1 + this, in millionths. Not set:
-  /// any is allowed.
-  std::optional<int64_t> tolerance_ppm;
   size_t max_violations = 20;  // lines that are returned; one more counts the others
-  /// The profile by which the plan was priced. Load is then time_ns, which is counted again too.
-  /// Without one, load is pairs.
+  /// The profile by which the plan was priced. Then time_ns is counted again too.
   const AttentionProfile* profile = nullptr;
 };
 

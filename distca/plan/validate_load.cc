@@ -195,30 +195,12 @@ void check_caps(const Cluster& cluster, const std::vector<ServerLoad>& found,
   check("max_memory_bytes", cluster.max_memory_bytes, "holds", &ServerLoad::memory_bytes);
 }
 
-void check_balance(const Plan& plan, const ValidateOptions& options,
-                   const std::vector<ServerLoad>& found, Violations& violations) {
-  const auto figure = options.profile != nullptr ? &ServerLoad::time_ns : &ServerLoad::pairs;
-  const char* unit = options.profile != nullptr ? "ns" : "pairs";
-  double total = 0;
-  double capacity = 0;
-  for (const ServerLoad& server : found) total += static_cast<double>(server.*figure);
-  for (const int64_t share : plan.cluster.capacity) capacity += static_cast<double>(share);
+void check_capacities(const Plan& plan, const std::vector<ServerLoad>& found,
+                      Violations& violations) {
   for (size_t server = 0; server < plan.cluster.capacity.size(); ++server) {
-    const int64_t share = plan.cluster.capacity[server];
-    if (share == 0) {
-      if (options.capacities && found[server].pairs > 0) {
-        violations.report("server {} has capacity 0 and computes {} pairs", server,
-                          found[server].pairs);
-      }
-    } else if (options.tolerance_ppm) {
-      const double bound = 1 + static_cast<double>(*options.tolerance_ppm) * 1e-6;
-      const double mean = total * static_cast<double>(share) / capacity;
-      const auto load = static_cast<double>(found[server].*figure);
-      if (load > bound * mean) {
-        violations.report("server {}: {} {} are {:.4f} of its share, more than {:.4f}", server,
-                          found[server].*figure, unit, load / mean, bound);
-      }
-    }
+    if (plan.cluster.capacity[server] > 0 || found[server].pairs == 0) continue;
+    violations.report("server {} has capacity 0 and computes {} pairs", server,
+                      found[server].pairs);
   }
 }
 
@@ -234,7 +216,7 @@ void check_load(const Plan& plan, const ValidateOptions& options, const ByDocume
   const std::vector<ServerLoad> found = Recount(plan, options.profile).count(held, tasks);
   check_claims(plan, options, found, violations);
   check_caps(plan.cluster, found, violations);
-  check_balance(plan, options, found, violations);
+  if (options.capacities) check_capacities(plan, found, violations);
 }
 
 }  // namespace distca

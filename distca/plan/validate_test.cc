@@ -23,9 +23,7 @@ PlanRequest good_request() {
 }
 
 TEST(Validate, a_good_plan_has_no_violation) {
-  ValidateOptions options;
-  options.tolerance_ppm = 50'000;
-  EXPECT_THAT(validate(make_plan(good_request()), options), IsEmpty());
+  EXPECT_THAT(validate(make_plan(good_request())), IsEmpty());
 }
 
 TEST(Validate, a_good_plan_within_its_caps_has_no_violation) {
@@ -194,30 +192,6 @@ TEST(Validate, a_plan_priced_in_time_is_recounted_with_its_profile) {
   AttentionProfile other = profile;
   other.forward_ns[0] += 1;
   EXPECT_THAT(validate(plan, {.profile = &other}), Contains(HasSubstr("the plan is priced by")));
-}
-
-TEST(Validate, with_a_profile_the_tolerance_is_of_time) {
-  PlanRequest request = testing::request_for({5000, 100, 100, 100}, 3, "local");
-  const AttentionProfile profile = testing::small_profile();
-  request.profile = std::make_shared<const AttentionProfile>(profile);
-  const Plan plan = make_plan(request);
-  const auto above = [&] {
-    return static_cast<int64_t>(max_over_mean_time(plan) * 1e6) - 1'000'000;
-  };
-  ValidateOptions options{.profile = &profile};
-  options.tolerance_ppm = above() + 10;
-  EXPECT_THAT(validate(plan, options), IsEmpty());
-  options.tolerance_ppm = above() - 10;
-  EXPECT_THAT(validate(plan, options), Contains(HasSubstr("ns are")));
-}
-
-TEST(Validate, a_load_above_the_tolerance_is_reported_when_asked) {
-  const Plan plan = make_plan(testing::request_for({5000, 100, 100, 100}, 3, "local"));
-  ASSERT_GT(max_over_mean(plan), 1.05);
-  EXPECT_THAT(validate(plan), IsEmpty());
-  ValidateOptions options;
-  options.tolerance_ppm = 50'000;
-  EXPECT_THAT(validate(plan, options), Contains(HasSubstr("of its share, more than 1.0500")));
 }
 
 TEST(Validate, a_flood_of_violations_is_cut) {

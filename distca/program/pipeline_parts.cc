@@ -110,7 +110,7 @@ std::string PipelineParts::hash() const {
 
 std::vector<std::string> PipelineParts::violations(const ValidateOptions& options) const {
   std::vector<std::string> all;
-  if (aligned_) all = validate(*aligned_, {.plans = options});
+  if (aligned_) all = validate(*aligned_, options);
   ValidateOptions of_rest = options;
   of_rest.even_tokens = false;  // idle stages hold none
   for (size_t i = aligned_ ? aligned_->plans.size() : 0; i < plans_.size(); ++i) {

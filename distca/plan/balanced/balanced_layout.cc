@@ -5,6 +5,7 @@
 #include <optional>
 #include <tuple>
 
+#include "distca/plan/accounting.h"
 #include "distca/plan/balanced/layout_fill.h"
 #include "distca/plan/balanced/layout_price.h"
 #include "distca/plan/balanced/layout_spread.h"
@@ -43,7 +44,7 @@ std::vector<int64_t> shares_of(const Cluster& cluster, int64_t load) {
     capacity[server % cluster.num_workers] += cluster.capacity[server];
   }
   std::vector<int64_t> shares;
-  for (const int64_t own : capacity) shares.push_back(load / sum * own + load % sum * own / sum);
+  for (const int64_t own : capacity) shares.push_back(share_of(load, own, sum));
   return shares;
 }
 
@@ -169,10 +170,7 @@ HomeCost home_cost(const PlanRequest& request, const TaskPrice& price, const Lay
 Layout balanced_layout(const PlanRequest& request) {
   check_tokens_fit(request);
   const TaskPrice price(request.shape, request.profile.get());
-  int64_t load = 0;
-  for (const Document& document : request.nano_batch.documents) {
-    load += price.of_rows({0, document.length});
-  }
+  const int64_t load = load_of(request.nano_batch, price);
   const std::vector<int64_t> own_shares = shares_of(request.cluster, load);
   const std::vector<int64_t> shares = filling_order(own_shares);
   Filling filling{.request = request,

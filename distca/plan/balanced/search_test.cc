@@ -55,9 +55,7 @@ class BalancedWorkloads : public ::testing::TestWithParam<Original> {};
 TEST_P(BalancedWorkloads, are_even_for_fewer_bytes_than_the_original) {
   const Original& original = GetParam();
   const Plan plan = make_plan(workload(original.workload));
-  ValidateOptions options;
-  options.tolerance_ppm = 20'000;
-  EXPECT_THAT(validate(plan, options), IsEmpty());
+  EXPECT_THAT(validate(plan), IsEmpty());
   EXPECT_LE(max_over_mean(plan), 1.02);
   EXPECT_LE(static_cast<double>(all_bytes(plan)),
             original.share * static_cast<double>(original.bytes << 20));

@@ -5,9 +5,10 @@
 #include <utility>
 
 #include "distca/base/error.h"
-#include "distca/base/hash.h"
 #include "distca/cost/finish_time.h"
 #include "distca/cost/task_price.h"
+#include "distca/plan/accounting.h"
+#include "distca/plan/bounds.h"
 #include "distca/plan/pipeline/pipeline_time.h"
 #include "distca/plan/scheduler.h"
 
@@ -22,7 +23,7 @@ constexpr int64_t kSegmentRounds = 1'024;  // rounds x segments that planning ha
 struct Split {
   int64_t of, parts;
   int64_t operator()(int64_t time, std::optional<Pass> pass) const {
-    const int64_t forward = time / parts * of + time % parts * of / parts;
+    const int64_t forward = share_of(time, of, parts);
     if (!pass || time == 0) return time;
     return std::max<int64_t>(1, *pass == Pass::kForward ? forward : time - forward);
   }
@@ -55,7 +56,7 @@ bool is_fill(std::span<const int> nano_batches) {
 /// How the load of a slot is shared.
 struct Shares {
   std::vector<int64_t> capacity;
-  std::optional<int64_t> tolerance_ppm = {};  // as in PlanOptions
+  std::optional<int64_t> tolerance_ppm = {};  // PlanOptions::tolerance_ppm of the plan
   bool operator==(const Shares&) const = default;
 };
 
@@ -330,9 +331,7 @@ int64_t slot_load(const PipelineRequest& request, std::span<const int> nano_batc
   const TaskPrice price(request.shape, request.profile.get());
   int64_t load = 0;
   for (const int nano : nano_batches) {
-    if (nano < 0) continue;
-    for (const Document& document : request.nano_batches[nano].documents)
-      load += price({0, document.length}, {0, document.length});
+    if (nano >= 0) load += load_of(request.nano_batches[nano], price);
   }
   return load;
 }
@@ -378,17 +377,6 @@ std::vector<RankWork> slot_work(const PipelineRequest& request, std::span<const 
     if (pass != Pass::kForward) work[rank].ends_ps_per_token += ends.backward_ps_per_token;
   }
   return work;
-}
-
-std::string pipeline_hash(const PipelinePlan& plan) {
-  std::string text;
-  for (const Plan& one : plan.plans) text += plan_hash(one) + "\n";
-  for (size_t tick = 0; tick < plan.ticks.size(); ++tick) {
-    for (const TickStage& stage : plan.ticks[tick].stages)
-      text += fmt::format("{}{} ", stage.pass == Pass::kForward ? 'F' : 'B', stage.micro_batch);
-    text += fmt::format("{}\n", fmt::join(plan.plan_of_slot[tick], " "));
-  }
-  return hash_hex(text);
 }
 
 }  // namespace distca

@@ -148,7 +148,4 @@ std::vector<RankWork> slot_work(const PipelineRequest& request, std::span<const 
 /// The load of core attention of these nano-batches [stages] (-1: none) in one layer.
 int64_t slot_load(const PipelineRequest& request, std::span<const int> nano_batches);
 
-/// The hash of all plans and of the ticks that use them, as 16 hex digits.
-std::string pipeline_hash(const PipelinePlan& plan);
-
 }  // namespace distca

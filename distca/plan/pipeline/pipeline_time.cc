@@ -10,10 +10,6 @@ namespace {
 
 int64_t rounded(double ps) { return static_cast<int64_t>(std::min(ps, 0x1p62) + 0.5); }
 
-int64_t load_of(const Plan& plan, size_t rank) {
-  return plan.options.by_time() ? plan.load[rank].time_ns : plan.load[rank].pairs;
-}
-
 /// Sums over the slots of a tick.
 class TickTime {
  public:

@@ -12,8 +12,8 @@ constexpr int kNever = -1;
 
 class PipelineValidator {
  public:
-  PipelineValidator(const PipelinePlan& plan, const ValidatePipelineOptions& options)
-      : plan_(plan), options_(options), violations_(options.plans.max_violations) {}
+  PipelineValidator(const PipelinePlan& plan, const ValidateOptions& options)
+      : plan_(plan), options_(options), violations_(options.max_violations) {}
 
   std::vector<std::string> run() {
     if (shapes_right()) {
@@ -113,7 +113,7 @@ class PipelineValidator {
 
   /// A micro-batch is held from its forward tick until its backward tick, both included.
   void check_memory() {
-    if (!options_.aligned_memory || !plan_.trains || !violations_.none()) return;
+    if (!plan_.trains || !violations_.none()) return;
     for (int stage = 0; stage < stages(); ++stage) {
       const int most = std::min(micro_batches_, 2 * (stages() - 1 - stage) + 1);
       for (int tick = 0; tick < static_cast<int>(plan_.ticks.size()); ++tick) {
@@ -138,7 +138,7 @@ class PipelineValidator {
                home.num_workers(), replicas);
         continue;
       }
-      if (!options_.plans.even_tokens) continue;
+      if (!options_.even_tokens) continue;
       const int64_t total = plan_.nano_batches[nano].num_tokens();
       for (int replica = 0; replica < replicas; ++replica) {
         const int64_t tokens = home.num_tokens(replica);
@@ -242,14 +242,14 @@ class PipelineValidator {
                plan.cluster.num_workers, plan.cluster.num_servers(), workers,
                workers + plan_.grid.dedicated);
       }
-      ValidateOptions own = options_.plans;
+      ValidateOptions own = options_;
       own.even_tokens = false;
       for (const std::string& line : validate(plan, own)) report("plan {}: {}", index, line);
     }
   }
 
   const PipelinePlan& plan_;
-  const ValidatePipelineOptions& options_;
+  const ValidateOptions& options_;
   Violations violations_;
   int micro_batches_ = 0;
   std::vector<int> forward_, backward_;  // [stages x micro-batches] the tick
@@ -258,8 +258,7 @@ class PipelineValidator {
 
 }  // namespace
 
-std::vector<std::string> validate(const PipelinePlan& plan,
-                                  const ValidatePipelineOptions& options) {
+std::vector<std::string> validate(const PipelinePlan& plan, const ValidateOptions& options) {
   return PipelineValidator(plan, options).run();
 }
 

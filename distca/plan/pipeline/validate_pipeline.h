@@ -15,27 +15,20 @@
 
 namespace distca {
 
-struct ValidatePipelineOptions {
-  /// Options for each plan and, in even_tokens and max_violations, for the whole. BalanceTarget of
-  /// tokens is checked within the stages, since idle stages hold none.
-  ValidateOptions plans;
-  /// Check that a stage holds at most min(M, 2 (P - 1 - stage) + 1) of M micro-batches at a time,
-  /// as the phase-aligned order of P stages does. Off for orders that hold more.
-  bool aligned_memory = true;
-};
-
 /// Returns one line for each violation, and nothing for a valid plan. Checks that
 ///  - each stage has each micro-batch in exactly one forward tick and, where the step trains,
 ///    in one backward tick, and no other;
 ///  - forward of a micro-batch comes to a stage in a later tick than to the stage before, backward
 ///    in a later one than to the stage behind, and backward after forward;
-///  - a stage holds no more micro-batches at a time than it may;
+///  - a stage holds at most min(M, 2 (P - 1 - stage) + 1) of M micro-batches at a time, as in the
+///    phase-aligned order of P stages;
 ///  - a slot has a plan exactly if a stage has a nano-batch there. The plan has the documents of
 ///    these nano-batches in the order of the stages, on the workers of these stages in the layouts
 ///    `homes`, and no other row anywhere, on as many workers and servers as the grid has;
 ///  - a layout's workers hold equally many tokens to within 128;
 ///  - each plan is used, and is itself valid (plan/validate.h).
-std::vector<std::string> validate(const PipelinePlan& plan,
-                                  const ValidatePipelineOptions& options = {});
+/// The options hold for each plan and, in even_tokens and max_violations, for the whole. Whether
+/// tokens are even is checked within the stages, since idle stages hold none.
+std::vector<std::string> validate(const PipelinePlan& plan, const ValidateOptions& options = {});
 
 }  // namespace distca

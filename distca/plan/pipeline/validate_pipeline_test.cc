@@ -162,13 +162,6 @@ const Damage kDamages[] = {
 INSTANTIATE_TEST_SUITE_P(all, BrokenPipeline, ::testing::ValuesIn(kDamages),
                          [](const auto& info) { return std::string(info.param.name); });
 
-TEST(ValidatePipeline, allows_an_order_that_holds_more_if_asked) {
-  PipelinePlan plan = good_plan();
-  swap_ticks(plan, kB0, kF3);
-  EXPECT_THAT(validate(plan), Not(IsEmpty()));
-  EXPECT_THAT(validate(plan, {.plans = {}, .aligned_memory = false}), IsEmpty());
-}
-
 /// Lockstep 1F1B: neighbours in opposite passes, and no more than stages - stage in flight.
 TEST(ValidatePipeline, allows_a_mixed_order) {
   PipelinePlan plan = make_pipeline_plan(
