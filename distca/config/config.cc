@@ -177,9 +177,9 @@ void apply_table(const toml::table& table, const std::string& origin,
 /// A list on the command line, a,b or [a, b], as TOML writes it.
 std::string written_list(const ConfigKey& key, const std::string& text) {
   if (text.starts_with('[')) return text;
-  if (std::holds_alternative<std::vector<int64_t>*>(key.value)) return "[" + text + "]";
+  if (std::holds_alternative<std::vector<int64_t>*>(key.value)) return fmt::format("[{}]", text);
   const std::regex word("[^,]+");
-  return "[" + std::regex_replace(text, word, "'$&'") + "]";
+  return fmt::format("[{}]", std::regex_replace(text, word, "'$&'"));
 }
 
 void apply_override(const std::string& text, std::vector<ConfigKey>& keys) {
