@@ -1,5 +1,5 @@
 #pragma once
-// What is said when a device has no memory left. Any thread may call the functions.
+// The errors of a device that has no memory left. Any thread may call the functions.
 
 #include <exception>
 #include <stdexcept>
