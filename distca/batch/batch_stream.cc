@@ -215,8 +215,10 @@ DocumentSplit split_documents(std::span<const int64_t> lengths, double validatio
   }
   std::vector<int64_t> order = all_indices(lengths.size());
   Random(seed, kSplitStream).shuffle(std::span(order));
-  const auto end = std::ranges::stable_partition(order, [&](int64_t i) { return lengths[i] > 0; });
-  const std::span<const int64_t> full(order.begin(), end.begin());  // documents with tokens
+  // Not of std::ranges: clang 14 with GCC 12's library does not know it.
+  const auto end =
+      std::stable_partition(order.begin(), order.end(), [&](int64_t i) { return lengths[i] > 0; });
+  const std::span<const int64_t> full(order.begin(), end);  // documents with tokens
   const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   int64_t room = std::llround(static_cast<double>(tokens) * validation_fraction);
 
