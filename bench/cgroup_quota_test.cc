@@ -37,12 +37,16 @@ TEST_F(CgroupQuotaTest, a_process_gets_no_more_than_half_a_core_while_it_is_on) 
   quota_->run(true);
   const Stopwatch watch;
   const double before = own_processor_seconds();
-  // A machine whose other processes leave it less than half a core leaves the quota nothing to
-  // take for so long.
+  // Other processes may leave it less than half a core for a while, and then the quota has nothing
+  // to take.
   while (own_processor_seconds() - before < 0.2 ||
          (quota_->taken_seconds() < 0.05 && watch.seconds() < 60)) {
   }
-  EXPECT_LT((own_processor_seconds() - before) / watch.seconds(), 0.56);
+  const double share = (own_processor_seconds() - before) / watch.seconds();
+  EXPECT_LT(share, 0.56);
+  if (share > 0.45) {
+    EXPECT_GT(quota_->taken_seconds(), 0.05);
+  }
   quota_->run(false);
   const double taken = quota_->taken_seconds();
   const double off = own_processor_seconds();
