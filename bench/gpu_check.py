@@ -46,6 +46,7 @@ class Stage:
     def __init__(self, name, options, bounds, say=functools.partial(print, flush=True)):
         self.name, self.options, self.say = name, options, say
         self.on_gpu = options.device == "cuda"
+        self.builds = self.on_gpu and not options.as_built
         self.bounds = dict(bounds)
         self.out = pathlib.Path(options.out)
         self.build = ROOT / options.build
@@ -61,6 +62,16 @@ class Stage:
 
     def left_s(self):
         return max(LEAST_LIMIT_S, min(self.ends, self.part_ends) - time.monotonic())
+
+    @functools.cache
+    def libraries(self):
+        """For programs that were linked elsewhere: where PyTorch is here."""
+        if not self.options.as_built:
+            return {}
+        found = subprocess.run([self.options.python, "-c", "import importlib.util as i; print(i.find_spec('torch').origin)"],
+                               capture_output=True, text=True)
+        others = os.environ.get("LD_LIBRARY_PATH")
+        return {"LD_LIBRARY_PATH": f"{pathlib.Path(found.stdout.strip()).parent}/lib" + (f":{others}" if others else "")}
 
     # --- lines
 
@@ -108,12 +119,14 @@ class Stage:
         """Runs a command for at most so many seconds; what it printed. Raises Missing, in one line, if it fails."""
         limit_s = min(limit_s, self.left_s())
         # Streams of ranks that share a device do not wait behind each other in the driver's queues (cli/train.cc).
-        environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"} | os.environ | {key: str(value) for key, value in others.items()}
+        environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"} | os.environ | {
+            key: str(value) for key, value in (self.libraries() | others).items()}
         start = time.monotonic()
         with open(self.log, "a") as log:
             print(f"\n== {name}: {' '.join(map(str, command))}", file=log, flush=True)
+        said_from = self.log.stat().st_size
         try:
-            with open(self.work / "step.log", "wb") as output:
+            with open(self.log, "ab") as output:  # at once: this script may be ended, too
                 # A session of its own, so that all that it started ends with it; no pipe, which a child could hold open.
                 process = subprocess.Popen([str(word) for word in command], cwd=ROOT, env=environment, stdout=output,
                                            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -132,9 +145,9 @@ class Stage:
                     process.wait()
         except OSError as error:
             raise Missing(f"cannot be started: {error}") from None
-        text = (self.work / "step.log").read_text(errors="replace")
+        text = self.log.read_bytes()[said_from:].decode(errors="replace")
         with open(self.log, "a") as log:
-            print(f"{text}== {name}: exit code {code}, {time.monotonic() - start:.1f} s", file=log, flush=True)
+            print(f"== {name}: exit code {code}, {time.monotonic() - start:.1f} s", file=log, flush=True)
         if code == 0:
             return text
         last = ([line.strip() for line in text.splitlines() if line.strip()] or ["it printed nothing"])[-1][:160]
@@ -188,6 +201,10 @@ sys.exit("PyTorch sees no CUDA device" if sys.argv[1] == "cuda" and not torch.cu
 """
 
 
+def target_of(program):
+    return TARGETS.get(program, program.rpartition("/")[2])
+
+
 def probe(stage):
     """Versions of what is there; clocks are read, never set."""
     if shutil.which("nvidia-smi"):
@@ -198,9 +215,9 @@ def probe(stage):
 
 
 def built(stage, programs, keep_going=False):
-    """On a GPU, configures and builds with offline/; else looks whether the programs are there. With `keep_going`, one that
-    cannot be built keeps no other from being there."""
-    if not stage.on_gpu:
+    """On a GPU, configures and builds with offline/; else, or with --as-built, looks whether the programs are there. With
+    `keep_going`, one that cannot be built keeps no other from being there."""
+    if not stage.builds:
         for program in programs:
             if not (stage.build / program).exists():
                 raise Missing(f"{stage.options.build}/{program} is not built: make build")
@@ -210,7 +227,7 @@ def built(stage, programs, keep_going=False):
     stage.run("configure", 90, ["cmake", "-G", "Ninja", "-B", stage.build, "-DCMAKE_BUILD_TYPE=Release",
                                 f"-DCMAKE_PREFIX_PATH={ROOT}/offline", f"-DDISTCA_PYTHON={stage.options.python}",
                                 "-DDISTCA_BUILD_PYTHON=ON"])
-    targets = [TARGETS.get(program, program.rpartition("/")[2]) for program in programs]
+    targets = [target_of(program) for program in programs]
     stage.run("build", 400, ["cmake", "--build", stage.build, "-j", stage.options.jobs, "--target", *targets,
                              *(("--", "-k", 0) if keep_going else ())])
     return f"{len(targets)} targets, {stage.options.jobs} jobs"
@@ -263,6 +280,7 @@ def arguments(words):
                          help="cpu: everything in small, with stand-ins, from the programs of --build as they are")
     options.add_argument("--out", default=os.environ.get("OUT") or "runs/gpu_check", help="folder of tables and raw output")
     options.add_argument("--build", help="the build folder; build/gpu_check, or build/release with --device cpu")
+    options.add_argument("--as-built", action="store_true", help="the programs of --build, made by scripts/gpu_build.sh elsewhere")
     options.add_argument("--python", default=sys.executable, help="the Python that has PyTorch")
     options.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options.add_argument("--limit", type=float, help=f"seconds of a stage; {STAGE_LIMIT_S}, of first {FIRST_LIMIT_S}")

@@ -165,8 +165,11 @@ def layer(stage):
     stage.figure("one layer on 4 ranks: device time, of one rank's", four["device_ms"] / one["device_ms"])
 
 
+B_PROGRAMS = ("bench/cuda_attention", "bench/cuda_layer")
+
+
 def stage_b(stage):
-    if stage.check("build", lambda: built(stage, ("bench/cuda_attention", "bench/cuda_layer"))):
+    if stage.check("build", lambda: built(stage, B_PROGRAMS)):
         stage.check("attention", lambda: attention(stage))
         stage.check("one layer", lambda: layer(stage))
 
@@ -252,8 +255,11 @@ def nccl_tests(stage, carrier, environment):
                 lambda: tests(stage, "rooms/comm/nccl_test", cases, 2 * TEST_S if stage.on_gpu else TEST_S, **others))
 
 
+E_PROGRAMS = ("distca", "rooms/comm/nccl_test")
+
+
 def stage_e(stage):
-    if not stage.check("build", lambda: built(stage, ("distca", "rooms/comm/nccl_test"))):
+    if not stage.check("build", lambda: built(stage, E_PROGRAMS)):
         return
     try:
         carrier, words, environment = nccl_way(stage)
@@ -262,12 +268,12 @@ def stage_e(stage):
             stage.skip(name, str(why))
         return
     stage.show("messages are carried by", "", carrier)
-    nccl_tests(stage, carrier, environment)
     device = [word for word in words if word.startswith("train.device")]
     same_weights(stage, "weights of two ranks: files that differ from those of threads",
                  {"threads": ("comm.backend=threads", *device), "processes": words}, environment)
     for fault in SAID:
         lost_rank(stage, fault, words, environment)
+    nccl_tests(stage, carrier, environment)  # last: users' ranks are processes
 
 
 # --- first -------------------------------------------------------------------------------------------------------------
@@ -290,6 +296,11 @@ def stage_first(stage):
         stage, dtype, steps=3, ranks=(1, 2) if stage.on_gpu else (2,))) for dtype in ("fp32", "bf16")))
     part("step time", 90, ("32K-token documents", lambda: gpu_training.contest(stage, "32K", 32768, ("ours", "rival"))))
     part("Python operators", 50, ("Python operators", lambda: gpu_training.operators(stage, nccl_way)))
+
+
+def programs():
+    """All that stages run."""
+    return sorted({*FIRST_PROGRAMS, *A_PROGRAMS, *B_PROGRAMS, *E_PROGRAMS})
 
 
 if __name__ == "__main__":

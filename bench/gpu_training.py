@@ -143,7 +143,10 @@ PYTHON_FIGURES = {(dtype, figure): f"Python operators, {dtype}: {figure} beside 
 def package(stage):
     """A folder for PYTHONPATH, with the package of this build."""
     library = stage.build / "python/libdistca_torch.so"
-    if stage.on_gpu:
+    packed = stage.build / "package"  # by scripts/gpu_build.sh
+    if stage.options.as_built and packed.is_dir():
+        return packed
+    if stage.builds:
         stage.run("the Python package", 240, ["cmake", "--build", stage.build, "-j", stage.options.jobs, "--target",
                                               "distca_python"])
     elif not library.exists():
