@@ -275,7 +275,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
                          {"selective", Recompute::kSelective},
                          {"full", Recompute::kFull}}),
       {"train.loss_chunk_tokens", &c.train.loss_chunk_tokens, kBits, "tokens",
-       "whose logits a worker has at a time; 0: as many as take 128 MiB in float32, at least 512",
+       "whose logits a worker has at a time; 0: as many as take 128 MiB in float32, 512 MiB on "
+       "cuda, but at least 512 tokens",
        0},
       choice<Config::Train::Device>(
           "train.device", &c.train.device, kBits,

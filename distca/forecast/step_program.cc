@@ -9,12 +9,13 @@ namespace distca {
 
 int64_t StepOptions::loss_rows(const LlamaConfig& model) const {
   if (loss_chunk_tokens > 0) return loss_chunk_tokens;
-  return std::max<int64_t>(512, (int64_t{1} << 25) / model.vocab_size);
+  return std::max<int64_t>(512, loss_chunk_logits / model.vocab_size);
 }
 
 StepOptions step_options(const Config& config) {
   // Enough for fast matrix products, and on a GPU for what launches and sums of gradients cost.
   const int64_t chunk_rows = config.on_cuda() ? 8192 : 2048;
+  const int64_t loss_chunk_logits = int64_t{1} << (config.on_cuda() ? 27 : 25);
   return {.overlap = config.train.overlap,
           .wide_gradients = config.exchange.wide_gradients,
           .kernel = config.attention.kernel,
@@ -22,6 +23,7 @@ StepOptions step_options(const Config& config) {
           .recompute = config.train.recompute,
           .chunk_rows = chunk_rows,
           .loss_chunk_tokens = config.train.loss_chunk_tokens,
+          .loss_chunk_logits = loss_chunk_logits,
           .distributed_optimizer = config.parallel.use_distributed_optimizer,
           .overlap_grad_reduce = config.parallel.overlap_grad_reduce,
           .bucket_mb = config.parallel.bucket_mb};

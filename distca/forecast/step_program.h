@@ -32,13 +32,14 @@ struct StepOptions {
   Recompute recompute = Recompute::kNone;     // train.recompute
   int64_t chunk_rows = 2048;                  // rows that train.recompute=full computes at a time
   int64_t loss_chunk_tokens = 0;              // train.loss_chunk_tokens
+  int64_t loss_chunk_logits = 1 << 25;        // a chunk's, where loss_chunk_tokens is 0
   bool distributed_optimizer = false;         // parallel.use_distributed_optimizer
   bool overlap_grad_reduce = true;            // parallel.overlap_grad_reduce
   double bucket_mb = 0;                       // parallel.bucket_mb
 
-  /// Rows whose logits exist at the same time: loss_chunk_tokens or, if that is 0, so many that
-  /// their logits take 128 MiB in fp32, but at least 512, since products of few rows with the head
-  /// would wait for memory.
+  /// Rows whose logits exist at the same time: loss_chunk_tokens or, if that is 0, as many as have
+  /// loss_chunk_logits, but at least 512, since products of few rows with the head would wait for
+  /// memory.
   int64_t loss_rows(const LlamaConfig& model) const;
 };
 

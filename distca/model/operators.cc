@@ -78,9 +78,28 @@ at::Tensor filled(const at::Tensor& x, at::ScalarType wide, at::ScalarType type,
   return y;
 }
 
+/// ATen has one of CUDA alone: one pass over memory, where operators of parts make ten.
+bool has_norm_kernel(const at::Tensor& x) { return x.is_cuda() && x.numel() > 0; }
+
+/// By that kernel, which takes the weight in the type of x. Returns the same as normed().
+std::pair<at::Tensor, at::Tensor> fused_norm(const at::Tensor& x, const at::Tensor& weight,
+                                             double eps) {
+  const c10::NoGradGuard no_grad;
+  auto [y, factors] = at::_fused_rms_norm(x, weight.sizes(), in_type(weight, x.scalar_type()), eps);
+  return {y, factors};
+}
+std::pair<at::Tensor, at::Tensor> fused_norm_backward(const at::Tensor& d_y, const at::Tensor& x,
+                                                      const at::Tensor& weight,
+                                                      const at::Tensor& factors) {
+  const auto [d_x, d_weight] = at::_fused_rms_norm_backward(
+      d_y, x, weight.sizes(), factors, in_type(weight, x.scalar_type()), {true, true});
+  return {d_x, in_type(d_weight, weight.scalar_type())};
+}
+
 /// Gives rms_norm(x) * weight in `type`, and the factors [T, 1] of the rows.
 std::pair<at::Tensor, at::Tensor> normed(const at::Tensor& x, const at::Tensor& weight, double eps,
                                          at::ScalarType type) {
+  if (has_norm_kernel(x)) return fused_norm(x, weight, eps);
   at::Tensor factors = at::empty({x.size(0), 1}, weight.options());
   const auto write = [&](at::Tensor rows, int64_t begin, int64_t count) {
     const at::Tensor wide = in_type(part_of(x, begin, count), weight.scalar_type());
@@ -94,7 +113,8 @@ std::pair<at::Tensor, at::Tensor> normed(const at::Tensor& x, const at::Tensor& 
 
 /// y = x * factors * weight again.
 at::Tensor normed_again(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& factors,
-                        at::ScalarType type) {
+                        double eps, at::ScalarType type) {
+  if (has_norm_kernel(x)) return fused_norm(x, weight, eps).first;
   const auto write = [&](at::Tensor rows, int64_t begin, int64_t count) {
     const at::Tensor wide = in_type(part_of(x, begin, count), weight.scalar_type());
     at::mul_out(rows, wide, part_of(factors, begin, count)).mul_(weight);
@@ -106,6 +126,7 @@ at::Tensor normed_again(const at::Tensor& x, const at::Tensor& weight, const at:
 std::pair<at::Tensor, at::Tensor> norm_backward(const at::Tensor& d_y, const at::Tensor& x,
                                                 const at::Tensor& weight,
                                                 const at::Tensor& factors) {
+  if (has_norm_kernel(x)) return fused_norm_backward(d_y, x, weight, factors);
   const at::ScalarType type = weight.scalar_type();
   const int64_t blocks = blocks_of(x);
   at::Tensor d_weights = blocks == 1 ? at::empty(weight.sizes(), weight.options())
@@ -161,6 +182,7 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
       if (bias) results.back().add_(*bias);
       saved.push_back(*matrix);
     }
+    context->saved_data["eps"] = eps;
     context->saved_data["has_biases"] = first_bias.has_value();
     context->save_for_backward(std::move(saved));
     return results;
@@ -170,7 +192,9 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &factors = saved[2];
     const at::Tensor h =
-        saved[3].defined() ? saved[3] : normed_again(x, weight, factors, saved[4].scalar_type());
+        saved[3].defined() ? saved[3]
+                           : normed_again(x, weight, factors, context->saved_data["eps"].toDouble(),
+                                          saved[4].scalar_type());
     at::Tensor d_h;
     variable_list gradients(10);  // one for each argument of forward
     for (size_t i = 0; i < d_results.size(); ++i) {
@@ -227,6 +251,13 @@ struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
 at::Tensor rotated(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines,
                    double direction) {
   const at::ScalarType type = cosines.scalar_type();
+  if (as_on_device(x.get_device())) {
+    // A device's kernels convert what they read and write, so x is neither widened nor rounded in a
+    // pass of its own.
+    const c10::NoGradGuard no_grad;
+    at::Tensor y = at::empty(x.sizes(), x.options());
+    return at::addcmul_out(y, x * cosines, x.roll(x.size(-1) / 2, -1), sines, direction);
+  }
   return filled(x, type, x.scalar_type(), [&](at::Tensor rows, int64_t begin, int64_t count) {
     const at::Tensor wide = in_type(part_of(x, begin, count), type);
     at::mul_out(rows, wide, part_of(cosines, begin, count));
