@@ -6,7 +6,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
-#include <sstream>
 #include <thread>
 
 #include "distca/base/clock.h"
@@ -174,9 +173,10 @@ bool Heartbeat::State::have_met(Meeting& meeting) {
 
 /// The last rank to say it takes away what the ranks have left in a store that lives on.
 void Heartbeat::State::report_exit() {
-  const std::string& prefix = rendezvous.prefix;
-  if (store->add(exit_reports_key(prefix), 1) == rendezvous.size)
-    store->forget(keys_of_run(prefix, rendezvous.size));
+  // All look for this key. NCCL between devices of one machine would not tell them.
+  if (mine_state == RankState::kFailed) store->set_first(deaths_key(rendezvous.prefix), "\n");
+  if (store->add(exit_reports_key(rendezvous.prefix), 1) == rendezvous.size)
+    store->forget(keys_of_run(rendezvous.prefix, rendezvous.size));
 }
 
 void Heartbeat::State::look_for_ranks() {

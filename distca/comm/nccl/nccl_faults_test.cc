@@ -232,6 +232,21 @@ TEST_F(NcclFaults, a_rank_that_fails_is_named_before_the_deadline) {
   EXPECT_LT(longest_s, kLong.timeout_s);
 }
 
+TEST_F(NcclStandinFaults, a_rank_that_fails_is_named_though_NCCL_tells_nobody) {
+  const StandinFaults faults("hang,rank=0,group=1");
+  const Stopwatch watch;
+  const std::vector<std::string> said = play_rounds(
+      [](Communicator& group, NcclTestRank& rank) {
+        if (group.rank() == 1) throw std::out_of_range("mine");
+        const Message in{1, 0, rank.take(1), 1};
+        rank.wait(group, *group.exchange({}, {&in, 1}, "combine"));
+      },
+      kLong, kAtOnce);
+  EXPECT_EQ(said.size(), static_cast<size_t>(kAtOnce));
+  EXPECT_THAT(said, Each(HasSubstr("rank 1 ended with an error")));
+  EXPECT_LT(watch.seconds(), kLong.timeout_s);
+}
+
 TEST_F(NcclStandinFaults, a_rank_that_does_not_connect_ends_the_start_by_its_deadline) {
   const StandinFaults faults("start,rank=1");
   const std::vector<std::string> said =
