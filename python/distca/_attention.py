@@ -16,7 +16,7 @@ Gradients off. Attention is computed on this rank alone and sends nothing: ranks
 
 CUDA devices. All ranks give tensors on a device, each on one of its own, or all on the CPU. A layer's forward and backward
 are given to the stream that is current when its forward is called. Give `cu_seqlens_q` on the CPU: one on the device makes
-the host wait for the device once a forward. It has not been run on a GPU yet.
+the host wait for the device once a forward.
 
 torch.compile. Attention is a break of the graph: what lies before and behind it is compiled.
 
