@@ -63,13 +63,15 @@ class Stage:
     def left_s(self):
         return max(LEAST_LIMIT_S, min(self.ends, self.part_ends) - time.monotonic())
 
-    @functools.cache
+    @functools.cached_property
     def libraries(self):
         """For programs that were linked elsewhere: where PyTorch is here."""
         if not self.options.as_built:
             return {}
         found = subprocess.run([self.options.python, "-c", "import importlib.util as i; print(i.find_spec('torch').origin)"],
-                               capture_output=True, text=True)
+                               capture_output=True, text=True, timeout=60)
+        if found.returncode != 0:
+            raise Missing(f"{self.options.python} has no PyTorch")
         others = os.environ.get("LD_LIBRARY_PATH")
         return {"LD_LIBRARY_PATH": f"{pathlib.Path(found.stdout.strip()).parent}/lib" + (f":{others}" if others else "")}
 
@@ -120,7 +122,7 @@ class Stage:
         limit_s = min(limit_s, self.left_s())
         # Streams of ranks that share a device do not wait behind each other in the driver's queues (cli/train.cc).
         environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"} | os.environ | {
-            key: str(value) for key, value in (self.libraries() | others).items()}
+            key: str(value) for key, value in (self.libraries | others).items()}
         start = time.monotonic()
         with open(self.log, "a") as log:
             print(f"\n== {name}: {' '.join(map(str, command))}", file=log, flush=True)
@@ -220,7 +222,8 @@ def built(stage, programs, keep_going=False):
     if not stage.builds:
         for program in programs:
             if not (stage.build / program).exists():
-                raise Missing(f"{stage.options.build}/{program} is not built: make build")
+                how = "scripts/gpu_build.sh" if stage.options.as_built else "make build"
+                raise Missing(f"{stage.options.build}/{program} is not built: {how}")
         return f"{len(programs)} programs of {stage.options.build}, as they are"
     if not (ROOT / "offline").is_dir():
         raise Missing("there is no offline/: make it with scripts/offline_bundle.sh where apt is, and carry it")

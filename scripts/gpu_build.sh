@@ -13,6 +13,8 @@ build=build/gpu_check
 mapfile -t programs < <(cd bench && python3 -c 'import gpu_stages; print(*gpu_stages.programs(), sep="\n")')
 mapfile -t targets < <(cd bench && python3 -c 'import gpu_check, gpu_stages; print(*map(gpu_check.target_of, gpu_stages.programs()), sep="\n")')
 
+[ ${#targets[@]} -gt 1 ] || { echo "gpu_build: bench/gpu_stages.py names no programs" >&2; exit 1; }
+
 scripts/offline_bundle.sh "${@:2}"
 cmake -G Ninja -B $build -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$PWD/offline" -DDISTCA_PYTHON="$1" -DDISTCA_BUILD_PYTHON=ON
 cmake --build $build -j "${JOBS:-2}" --target distca_python "${targets[@]}"

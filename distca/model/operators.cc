@@ -78,10 +78,14 @@ at::Tensor filled(const at::Tensor& x, at::ScalarType wide, at::ScalarType type,
   return y;
 }
 
-/// ATen has one of CUDA alone: one pass over memory, where operators of parts make ten.
-bool has_norm_kernel(const at::Tensor& x) { return x.is_cuda() && x.numel() > 0; }
+/// ATen has a kernel of CUDA alone that norms: one pass over memory, where operators of parts make
+/// ten.
+bool has_norm_kernel(const at::Tensor& x, at::ScalarType type) {
+  return x.is_cuda() && x.numel() > 0 && x.scalar_type() == type;
+}
 
-/// By that kernel, which takes the weight in the type of x. Returns the same as normed().
+/// Gives the same as normed(), by that kernel. It computes in fp32, and takes the weight, as it
+/// gives its gradient, in the type of x.
 std::pair<at::Tensor, at::Tensor> fused_norm(const at::Tensor& x, const at::Tensor& weight,
                                              double eps) {
   const c10::NoGradGuard no_grad;
@@ -99,7 +103,7 @@ std::pair<at::Tensor, at::Tensor> fused_norm_backward(const at::Tensor& d_y, con
 /// Gives rms_norm(x) * weight in `type`, and the factors [T, 1] of the rows.
 std::pair<at::Tensor, at::Tensor> normed(const at::Tensor& x, const at::Tensor& weight, double eps,
                                          at::ScalarType type) {
-  if (has_norm_kernel(x)) return fused_norm(x, weight, eps);
+  if (has_norm_kernel(x, type)) return fused_norm(x, weight, eps);
   at::Tensor factors = at::empty({x.size(0), 1}, weight.options());
   const auto write = [&](at::Tensor rows, int64_t begin, int64_t count) {
     const at::Tensor wide = in_type(part_of(x, begin, count), weight.scalar_type());
@@ -114,7 +118,7 @@ std::pair<at::Tensor, at::Tensor> normed(const at::Tensor& x, const at::Tensor& 
 /// y = x * factors * weight again.
 at::Tensor normed_again(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& factors,
                         double eps, at::ScalarType type) {
-  if (has_norm_kernel(x)) return fused_norm(x, weight, eps).first;
+  if (has_norm_kernel(x, type)) return fused_norm(x, weight, eps).first;
   const auto write = [&](at::Tensor rows, int64_t begin, int64_t count) {
     const at::Tensor wide = in_type(part_of(x, begin, count), weight.scalar_type());
     at::mul_out(rows, wide, part_of(factors, begin, count)).mul_(weight);
@@ -122,11 +126,11 @@ at::Tensor normed_again(const at::Tensor& x, const at::Tensor& weight, const at:
   return filled(x, weight.scalar_type(), type, write);
 }
 
-/// The gradients by x and by the weight. The former takes the place of `d_y`.
+/// The gradients by x and by the weight. But for the kernel's, the former takes the place of `d_y`.
 std::pair<at::Tensor, at::Tensor> norm_backward(const at::Tensor& d_y, const at::Tensor& x,
                                                 const at::Tensor& weight,
                                                 const at::Tensor& factors) {
-  if (has_norm_kernel(x)) return fused_norm_backward(d_y, x, weight, factors);
+  if (has_norm_kernel(x, d_y.scalar_type())) return fused_norm_backward(d_y, x, weight, factors);
   const at::ScalarType type = weight.scalar_type();
   const int64_t blocks = blocks_of(x);
   at::Tensor d_weights = blocks == 1 ? at::empty(weight.sizes(), weight.options())

@@ -173,7 +173,7 @@ bool Heartbeat::State::have_met(Meeting& meeting) {
 
 /// The last rank to say it takes away what the ranks have left in a store that lives on.
 void Heartbeat::State::report_exit() {
-  // All look for this key. NCCL between devices of one machine would not tell them.
+  // All look for this key. NCCL has been seen not to tell ranks that share a device.
   if (mine_state == RankState::kFailed) store->set_first(deaths_key(rendezvous.prefix), "\n");
   if (store->add(exit_reports_key(rendezvous.prefix), 1) == rendezvous.size)
     store->forget(keys_of_run(rendezvous.prefix, rendezvous.size));
