@@ -32,7 +32,7 @@ constexpr int kAtOnce = 34;  // most of a round is waiting
 constexpr int kRealRounds = 3;
 
 // A wait of kHasty's seconds; on a busy machine it is noticed later.
-constexpr const char* kWaited = " waited [1-9][0-9]*\\.";
+constexpr const char* kWaited = " waited ([3-9]|[1-9][0-9]+)\\.";
 
 class NcclFaults : public testing::Test {
  protected:
