@@ -113,11 +113,6 @@ Layout layout_of(const BatchRequest& request) {
         const auto next = std::ranges::upper_bound(starts, rest.begin);
         const int64_t document = next - starts.begin() - 1, start = starts[document];
         const int64_t end = std::min(rest.end, *next);
-        for (const int64_t cut : {rest.begin - start, end - start}) {
-          require(cut % kBlockTokens == 0 || start + cut == *next,
-                  "document {} is cut at token {}: at multiples of {} from its begin", document,
-                  cut, kBlockTokens);
-        }
         segments.push_back({document, {rest.begin - start, end - start}});
         rest.begin = end;
       }
@@ -180,7 +175,7 @@ struct BatchPlan::State {
 BatchPlan::BatchPlan(Plan plan) {
   require(plan.options.tolerance_ppm.has_value(), "the plan has no options.tolerance_ppm");
   ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
-  checks.even_tokens = false;  // the caller's own
+  checks.even_tokens = checks.whole_blocks = false;  // the caller's own
   const std::vector<std::string> faults = validate(plan, checks);
   require(faults.empty(), "{}", faults.empty() ? "" : faults[0]);
   std::string hash = plan_hash(plan);
@@ -198,6 +193,20 @@ int64_t BatchPlan::num_tokens(int rank) const {
   return tokens;
 }
 double BatchPlan::max_over_mean() const { return distca::max_over_mean(state_->plan); }
+double BatchPlan::max_over_mean_at_home() const {
+  const Plan& plan = state_->plan;
+  std::vector<int64_t> pairs(plan.load.size(), 0);
+  for (int rank = 0; rank < plan.layout.num_workers(); ++rank) {
+    for (const Segment& segment : plan.layout.workers[rank])
+      pairs[rank] += plan.shape.mask.pairs(segment.tokens, {0, segment.tokens.end});
+  }
+  return distca::max_over_mean(plan.cluster, pairs);
+}
+int64_t BatchPlan::sent_bytes() const {
+  int64_t bytes = 0;
+  for (const ServerLoad& load : state_->plan.load) bytes += load.send_bytes + load.o_send_bytes;
+  return bytes;
+}
 const std::string& BatchPlan::hash() const { return state_->hash; }
 std::string BatchPlan::json() const { return plan_to_json(state_->plan); }
 const Plan& BatchPlan::plan() const { return state_->plan; }

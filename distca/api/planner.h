@@ -78,8 +78,8 @@ struct BatchRequest {
 
   /// [num_ranks] The tokens that each rank holds: ranges of the packed batch, in the order in which
   /// they lie in the rank's tensors. Ranks may hold unequal numbers of tokens, or none. Every token
-  /// is held exactly once. A document may be cut only at multiples of 128 tokens, counted from its
-  /// first token.
+  /// is held exactly once. A document may be cut at any token. Tasks are cut there and at multiples
+  /// of 128 tokens from the document's first.
   ///
   /// If it is empty, the planner chooses, and gives each rank equally many tokens. Its choice needs
   /// about 30 % fewer bytes in the table of docs/planner.md. So leave the choice to the planner if
@@ -145,6 +145,10 @@ class BatchPlan {
   /// The (query, key) pairs of the busiest rank, divided by its share of all pairs by capacity. 1
   /// is perfect.
   double max_over_mean() const;
+  /// What max_over_mean() would be if each rank computed what it holds, all of it and nothing else.
+  double max_over_mean_at_home() const;
+  /// The bytes that all ranks send in the forward of a layer.
+  int64_t sent_bytes() const;
   /// 16 hex digits that are equal where plans are equal. Ranks compare them before they follow a
   /// plan.
   const std::string& hash() const;

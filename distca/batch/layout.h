@@ -10,8 +10,9 @@
 
 namespace distca {
 
-/// A document may be cut at multiples of this many tokens from its start, and nowhere else (paper
-/// 3.3: attention kernels keep their speed on shards of 128 tokens and more).
+/// The planner cuts documents at multiples of this many tokens from their start, and nowhere else
+/// (paper 3.3: attention kernels keep their speed on shards of 128 tokens and more). A layout of
+/// the caller's own may cut them anywhere.
 inline constexpr int64_t kBlockTokens = 128;
 
 /// A range of tokens of one document that lives on one worker.

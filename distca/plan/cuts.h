@@ -14,6 +14,11 @@
 
 namespace distca {
 
+/// The end of the block that the token is in.
+constexpr int64_t block_end(int64_t token) {
+  return round_down(token, kBlockTokens) + kBlockTokens;
+}
+
 /// The least value in [low, high) for which enough(value) holds, or `high` if it holds for none. If
 /// it holds for one value, it must hold for all greater ones.
 template <typename Enough>

@@ -393,6 +393,47 @@ TEST_P(PlanProperty, plain_packing_is_not_at_least_as_good_in_all_and_better_in_
   }
 }
 
+/// Every document cut anywhere into up to eight pieces, which lie anywhere: often within a block,
+/// some of one token, ranks with hardly any token.
+Layout any_layout(const PlanRequest& request, Random& random) {
+  Layout layout;
+  layout.workers.resize(request.cluster.num_workers);
+  for (const Document& document : request.nano_batch.documents) {
+    const int64_t most = std::max<int64_t>(1, ceil_div(document.length, 1 + below(random, 8)));
+    for (Range rest{0, document.length}; !rest.empty();) {
+      const int64_t end = std::min(rest.end, rest.begin + 1 + below(random, most));
+      layout.workers[random.below(layout.workers.size())].push_back(
+          {document.id, {rest.begin, end}});
+      rest.begin = end;
+    }
+  }
+  return layout;
+}
+
+TEST_P(PlanProperty, layouts_that_are_cut_at_any_token_have_valid_plans) {
+  const SchedulerEntry& scheduler = find_scheduler(GetParam().scheduler);
+  if (scheduler.only_this_layout || GetParam().layout != "sequential") return;
+  for (const Kind& kind : kKinds) {
+    Random random(13);
+    for (int trial = 0; trial < kTrials; ++trial) {
+      SCOPED_TRACE(fmt::format("{}, trial {}", kind.name, trial));
+      PlanRequest request = kind.make(random);
+      Cluster& cluster = request.cluster;
+      cluster.max_tokens_per_worker = cluster.max_send_bytes = cluster.max_receive_bytes =
+          cluster.max_memory_bytes = 0;
+      if (std::ranges::count(cluster.capacity, 0) > 0 && !scheduler.capacities) continue;
+      request.options = GetParam();
+      const Plan plan = make_plan(request, any_layout(request, random));
+      ValidateOptions options = checks(request);
+      options.even_tokens = options.whole_blocks = false;
+      EXPECT_THAT(validate(plan, options), IsEmpty());
+      if (!balances(request)) continue;
+      const double home = max_over_mean(plan.cluster, testing::home_load(plan));
+      EXPECT_LE(max_over_mean(plan), std::max(plan.options.most_over_share(), home));
+    }
+  }
+}
+
 std::string test_name(const ::testing::TestParamInfo<PlanOptions>& info) {
   std::string name = testing::variant_name(info.param);
   std::ranges::replace_if(

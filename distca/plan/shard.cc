@@ -24,7 +24,7 @@ Range ShardRows::ending_at(int64_t end, const Range& q, const LoadWish& wish) co
   const double root =
       std::sqrt(std::max(0.0, middle * middle - 2.0 * static_cast<double>(wish.wanted)));
   Range rows{std::max(q.begin, round_down(static_cast<int64_t>(root - 0.5), kBlockTokens)), end};
-  if (load(rows) > wish.most) rows.begin += kBlockTokens;
+  if (load(rows) > wish.most) rows.begin = block_end(rows.begin);
   return rows.empty() || load(rows) > wish.most ? Range{} : rows;
 }
 
@@ -51,7 +51,7 @@ int64_t ShardRows::cheapest_end(const Range& q, int64_t load, int64_t wanted) co
 
 int64_t ShardRows::allowed_end(const Range& q, int64_t end) {
   end = round_down(end, kBlockTokens);
-  return q.end - end < kBlockTokens ? q.end : std::max(end, q.begin + kBlockTokens);
+  return q.end - end < kBlockTokens ? q.end : std::min(q.end, std::max(end, block_end(q.begin)));
 }
 
 }  // namespace distca

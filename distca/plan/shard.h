@@ -1,11 +1,12 @@
 #pragma once
 // Finds the rows to cut from a shard so that they have a wanted load. Cuts are at multiples of 128
-// from the document's start. Only + - * / and sqrt are used, so the bits are the same on every
-// machine. Any thread may call the functions.
+// from the document's start, or where the shard itself begins or ends. Only + - * / and sqrt are
+// used, so the bits are the same on every machine. Any thread may call the functions.
 //
 //   const ShardRows shards(shape, price);  // AttentionShape shape, TaskPrice price
 //   const Range last = shards.ending_at(q.end, q, {.wanted = excess, .most = room});
 
+#include <array>
 #include <cstdint>
 
 #include "distca/cost/task_price.h"
@@ -52,5 +53,12 @@ class ShardRows {
   const AttentionShape shape_;
   const TaskPrice& price_;
 };
+
+/// The first and the last block of q, which may be the same one. They are parts of blocks where q
+/// begins or ends within one.
+inline std::array<Range, 2> end_blocks(const Range& q) {
+  return {Range{q.begin, std::min(block_end(q.begin), q.end)},
+          Range{std::max(q.begin, round_down(q.end - 1, kBlockTokens)), q.end}};
+}
 
 }  // namespace distca

@@ -230,14 +230,21 @@ class Validator {
   }
 
   void check_cuts(size_t document) {
+    const std::span<const Held> held = held_[document];
+    const auto is_cut_by_layout = [held](int64_t token) {
+      const auto after = std::partition_point(
+          held.begin(), held.end(), [&](const Held& one) { return one.tokens.begin < token; });
+      return after != held.end() && after->tokens.begin == token;
+    };
     const auto check = [&](const char* whose, int64_t index, const Range& range) {
       for (const int64_t cut : {range.begin, range.end}) {
         if (cut % 128 == 0 || cut == length(document)) continue;
+        if (!options_.whole_blocks && is_cut_by_layout(cut)) continue;
         report("{} {}: document {} is cut at {}, neither a multiple of 128 nor its end {}", whose,
                index, document, cut, length(document));
       }
     };
-    for (const Held& held : held_[document]) check("layout of worker", held.worker, held.tokens);
+    for (const Held& one : held) check("layout of worker", one.worker, one.tokens);
     for (const Task* task : tasks_[document]) {
       const int64_t index = task - plan_.tasks.data();
       check("queries of task", index, task->q);

@@ -21,6 +21,9 @@ struct ValidateOptions {
   bool capacities = true;
   /// Check that every worker holds the mean number of tokens to within 128. Off for uneven layouts.
   bool even_tokens = true;
+  /// Check that the layout cuts documents at multiples of 128 only. Off for layouts of the caller's
+  /// own, whose cuts tasks may then have, too.
+  bool whole_blocks = true;
   size_t max_violations = 20;  // lines that are returned; one more counts the others
   /// The profile by which the plan was priced. Then time_ns is counted again too.
   const AttentionProfile* profile = nullptr;
@@ -32,7 +35,8 @@ struct ValidateOptions {
 ///    pair that it forbids;
 ///  - a task's queries lie in one segment, its server exists, and tasks are sorted;
 ///  - without options.split_kv, a task has all keys that its queries see;
-///  - documents are cut at multiples of 128 from their start, or at their end;
+///  - tasks are cut at multiples of 128 from the document's start, at its end, or where the layout
+///    cuts it;
 ///  - the claimed loads, bytes and memory are right and within the cluster's caps, each named;
 ///  - the conditions that `options` adds hold.
 /// Time: O(n log n) in segments and tasks, times the tasks of a document that share a query range.

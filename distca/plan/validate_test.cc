@@ -194,6 +194,23 @@ TEST(Validate, a_plan_priced_in_time_is_recounted_with_its_profile) {
   EXPECT_THAT(validate(plan, {.profile = &other}), Contains(HasSubstr("the plan is priced by")));
 }
 
+TEST(Validate, tasks_have_the_cuts_of_a_layout_that_may_cut_anywhere) {
+  Plan plan;
+  plan.nano_batch = NanoBatch::from_lengths({300});
+  plan.cluster = Cluster::in_place(2);
+  plan.shape = {.num_heads = 4, .num_kv_heads = 1};
+  plan.layout.workers = {{{0, {0, 77}}}, {{0, {77, 300}}}};
+  plan.tasks = {{0, {0, 77}, {0, 77}, 0}, {0, {77, 300}, {0, 300}, 1}};
+  testing::complete(plan);
+  const ValidateOptions options{.even_tokens = false, .whole_blocks = false};
+  EXPECT_THAT(validate(plan, options), IsEmpty());
+  EXPECT_THAT(validate(plan), Contains(HasSubstr("layout of worker 1: document 0 is cut at 77,")));
+  plan.tasks = {{0, {0, 76}, {0, 76}, 0}, {0, {76, 77}, {0, 77}, 0}, {0, {77, 300}, {0, 300}, 1}};
+  testing::complete(plan);
+  EXPECT_THAT(validate(plan, options),
+              Contains(HasSubstr("queries of task 0: document 0 is cut at 76,")));
+}
+
 TEST(Validate, a_flood_of_violations_is_cut) {
   Plan plan = make_plan(good_request());
   for (Task& task : plan.tasks) task.server = 7;

@@ -65,8 +65,7 @@ def plan_batch(cu_seqlens: Sequence[int], num_ranks: int, shape: Shape, *, windo
         all with the same `tokens`.
     tokens: [num_ranks] the tokens that each rank holds: ranges (begin, end) of the packed batch, in the order in which
         they lie in the rank's tensors. Ranks may hold unequal numbers of tokens, or none. Every token is held exactly
-        once. A document may be cut only at multiples of 128 tokens, counted from its first token. None: the planner
-        chooses, and gives each rank equally many tokens.
+        once. A document may be cut at any token. None: the planner chooses, and gives each rank equally many tokens.
     num_holders: if the planner chooses the tokens, only ranks 0 .. num_holders - 1 hold any, and the other ranks
         compute for them. 0 means that all ranks hold tokens.
     capacity: [num_ranks] each rank's share of the computation, in any unit. A rank with 0 computes nothing, not even

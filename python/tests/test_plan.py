@@ -160,8 +160,6 @@ def test_arrays_tensors_and_their_types_are_taken():
      "tokens: for each rank a list of ranges (begin, end), not [[0, 700], [700, 2444]]"),
     ({"tokens": [[(0, 2444)]]}, "tokens of 1 ranks for 2 ranks"),
     ({"tokens": [[(0, 702)], [(701, 2444)]]}, "token 701 is held twice"),
-    ({"tokens": [[(0, 100)], [(100, 2444)]]},
-     "document 0 is cut at token 100: at multiples of 128 from its begin"),
 ])
 def test_bad_input_gets_one_line(change, line):
     with pytest.raises(PlanError) as raised:

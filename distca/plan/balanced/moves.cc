@@ -228,8 +228,7 @@ bool Mover::shed_one_block(int donor) {
   for (size_t index = 0; index < state_.shards(donor).size(); ++index) {
     const Range q = state_.shards(donor)[index].q;
     look_at(donor, index);
-    for (const Range& block : {Range{q.begin, std::min(q.begin + kBlockTokens, q.end)},
-                               Range{round_down(q.end - 1, kBlockTokens), q.end}}) {
+    for (const Range& block : end_blocks(q)) {
       const int receiver = lightest_with(state_.task_price().of_rows(block), donor);
       if (receiver < 0) return false;
       const auto move = priced(receiver, block);

@@ -167,7 +167,7 @@ void Giving::consider(std::optional<Move>& best) {
   offer_rows(q, kv, best);
   offer_keys(q, kv, best);
   const auto corner = [&](double width) {
-    const int64_t end = kv.begin + round_up(static_cast<int64_t>(width) + 1, kBlockTokens);
+    const int64_t end = round_up(kv.begin + static_cast<int64_t>(width) + 1, kBlockTokens);
     if (end < kv.end) offer_rows(q, {kv.begin, end}, best);
   };
   corner(std::sqrt(static_cast<double>(wish_.wanted) * row_per_key_));

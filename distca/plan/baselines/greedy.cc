@@ -119,7 +119,7 @@ std::optional<Candidate> Greedy::cheapest_candidate(int donor, size_t item, int 
   consider(shards_.cheapest_end(q, pairs, wish.wanted));
   // A second shape: the highest one that needs no keys beyond those the receiver reads anyway.
   const int64_t held = keys_held_[from.document];
-  if (held >= q.begin + kBlockTokens) {
+  if (held >= block_end(q.begin)) {
     consider(ShardRows::allowed_end(q, std::min(held, q.end)));
   }
   return best;
@@ -189,8 +189,7 @@ bool Greedy::shed_one_block() {
   note_keys(items_[receiver]);
   for (size_t item = 0; item < items_[donor].size(); ++item) {
     const Range& q = items_[donor][item].q;
-    for (const Range& block : {Range{q.begin, std::min(q.begin + kBlockTokens, q.end)},
-                               Range{round_down(q.end - 1, kBlockTokens), q.end}}) {
+    for (const Range& block : end_blocks(q)) {
       const Candidate candidate = priced(donor, item, block, receiver);
       const double after = std::max(ratio(donor, load_[donor] - candidate.pairs),
                                     ratio(receiver, load_[receiver] + candidate.pairs));
