@@ -32,9 +32,10 @@ ENVIRONMENT = FOLDER / "environment"
 SECONDS = 3600  # that a corner's tests may take
 
 CALL = ["test_package.py", "test_wheel.py", "test_attention.py", "test_attention_states.py", "test_ahead.py"]
-MODELS = ["test_transformers.py", "test_transformers_states.py", "test_transformers_trainer.py", "test_ahead_loaders.py"]
+MODELS = ["test_transformers.py", "test_transformers_states.py", "test_transformers_trainer.py", "test_ahead_loaders.py",
+          "test_transformers_shard.py", "test_transformers_shard_trainer.py"]
 FINE_TUNING = ["test_fine_tuning.py"]
-MEGATRON = ["test_megatron.py", "test_megatron_refusals.py"]
+MEGATRON = ["test_megatron.py", "test_megatron_refusals.py", "test_megatron_context.py"]
 USUAL = ("transformers==5.24.*", "accelerate")
 
 

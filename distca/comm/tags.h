@@ -23,6 +23,8 @@ inline constexpr uint32_t kGatherToTag = kExchangeTags + 4;
 inline constexpr uint32_t kClockTag = kExchangeTags + 5;
 /// Measurement of the wire (train/bandwidth.h).
 inline constexpr uint32_t kBandwidthTag = kExchangeTags + 6;
+/// Rows that are dealt over ranks (torch_ops/rows.cc).
+inline constexpr uint32_t kRowsTag = kExchangeTags + 7;
 
 /// From here on: exchanges of collectives as traces number them, each apart (comm/traced.h). No
 /// message has such a tag.

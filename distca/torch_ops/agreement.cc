@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <cstring>
 #include <iterator>
+#include <map>
 #include <span>
 #include <string_view>
+#include <tuple>
 
 #include "distca/base/build_info.h"
 #include "distca/base/error.h"
@@ -16,7 +18,7 @@
 namespace distca::torch_ops {
 namespace {
 
-constexpr int64_t kLengthsAtOnce = 48;
+constexpr int64_t kNumbersAtOnce = 48;
 constexpr int64_t kGoesOn = -1;
 constexpr size_t kMostCompared = 1000;  // kinds may change at every step
 constexpr size_t kMostPlanned = 1000;   // likewise; that of a rank alone may serve all its forwards
@@ -33,10 +35,11 @@ struct Announcement {
   uint64_t latest_plans;  // Ranks::latest_plans
   uint64_t inputs;        // inputs_of the plans
   int64_t compares;       // 1 if this rank wants the plans to be compared before they are followed
-  int64_t documents;
+  int64_t in_pieces;      // RankDocuments::in_pieces
+  int64_t num_numbers;    // in RankDocuments::numbers
   int64_t num_kinds;
   SaidKind first;                               // the first kind; zeros if there is none
-  std::array<int64_t, kLengthsAtOnce> lengths;  // tokens of the first documents
+  std::array<int64_t, kNumbersAtOnce> numbers;  // the first ones
 };
 
 /// A plan, as a rank announces it.
@@ -76,7 +79,7 @@ void check_same(const SaidKind& theirs, const SaidKind& first, size_t rank) {
   check("softmax_scale", &SaidKind::softmax_scale);
 }
 
-/// The hash of what plans depend on, except the lengths.
+/// The hash of what plans depend on, except the documents.
 uint64_t inputs_of(const LayerKinds& layers) {
   Fnv1a64 hash;
   for (const LayerKind& layer : layers) {
@@ -123,40 +126,109 @@ void check_same(const SaidPlan& theirs, const SaidPlan& first, size_t rank) {
                   text(theirs), text(first));
 }
 
-/// [ranks][documents] Those that the announcements had no room for.
-std::vector<std::vector<int64_t>> other_lengths(Communicator& comm, std::vector<int64_t> mine,
-                                                const std::vector<Announcement>& said) {
-  const int64_t most = std::ranges::max(said, {}, &Announcement::documents).documents;
-  std::vector<std::vector<int64_t>> all(said.size());
-  if (most <= kLengthsAtOnce) return all;
+/// [ranks] RankDocuments::numbers. Those that the announcements had no room for are exchanged.
+std::vector<std::vector<int64_t>> all_numbers(Communicator& comm, std::vector<int64_t> mine,
+                                              const std::vector<Announcement>& said) {
+  const int64_t most = std::ranges::max(said, {}, &Announcement::num_numbers).num_numbers;
+  std::vector<std::vector<int64_t>> all;
+  for (const Announcement& one : said) {
+    const int64_t first = std::min(one.num_numbers, kNumbersAtOnce);
+    all.emplace_back(one.numbers.begin(), one.numbers.begin() + first);
+  }
+  if (most <= kNumbersAtOnce) return all;
   mine.resize(most);
   const std::vector<std::byte> bytes =
-      all_gather_bytes(comm, std::as_bytes(std::span(mine).subspan(kLengthsAtOnce)),
+      all_gather_bytes(comm, std::as_bytes(std::span(mine).subspan(kNumbersAtOnce)),
                        "exchanging more lengths of documents");
   const auto* theirs = reinterpret_cast<const int64_t*>(bytes.data());
-  for (size_t rank = 0; rank < all.size(); ++rank, theirs += most - kLengthsAtOnce) {
-    const int64_t rest = std::max<int64_t>(0, said[rank].documents - kLengthsAtOnce);
-    all[rank].assign(theirs, theirs + rest);
+  for (size_t rank = 0; rank < all.size(); ++rank, theirs += most - kNumbersAtOnce) {
+    const int64_t rest = std::max<int64_t>(0, said[rank].num_numbers - kNumbersAtOnce);
+    all[rank].insert(all[rank].end(), theirs, theirs + rest);
   }
   return all;
 }
 
-/// The documents of all ranks. `others`: as other_lengths returns them.
-api::BatchRequest request_of(const std::vector<Announcement>& said,
-                             const std::vector<std::vector<int64_t>>& others) {
-  api::BatchRequest request{.cu_seqlens = {0}, .num_ranks = static_cast<int>(said.size())};
-  for (size_t rank = 0; rank < said.size(); ++rank) {
+/// The documents of all ranks, which are whole. `lengths`: [ranks][documents].
+api::BatchRequest request_of_whole(const std::vector<std::vector<int64_t>>& lengths) {
+  api::BatchRequest request{.cu_seqlens = {0}, .num_ranks = static_cast<int>(lengths.size())};
+  for (const std::vector<int64_t>& of_rank : lengths) {
     const int64_t begin = request.cu_seqlens.back();
-    const auto append = [&](int64_t length) {
+    for (const int64_t length : of_rank)
       request.cu_seqlens.push_back(request.cu_seqlens.back() + length);
-    };
-    const int64_t first = std::min(said[rank].documents, kLengthsAtOnce);
-    std::for_each_n(said[rank].lengths.begin(), first, append);
-    std::ranges::for_each(others[rank], append);
     std::vector<Range>& tokens = request.tokens.emplace_back();
     if (request.cu_seqlens.back() > begin) tokens.push_back({begin, request.cu_seqlens.back()});
   }
   return request;
+}
+
+struct Piece {
+  int64_t document;
+  Range tokens;
+  int rank;
+};
+
+/// Pieces of one document, ascending. Returns its length. Throws unless they are all of it.
+int64_t length_of(std::span<const Piece> pieces) {
+  int64_t length = 0;
+  int before = 0;  // the rank of the last token so far
+  for (const auto& [document, tokens, rank] : pieces) {
+    DISTCA_THROW_IF(tokens.begin > length, ErrorKind::kUsage,
+                    "document {}: tokens {} to {} lie on no rank, and rank {} has those from {} on",
+                    document, length, tokens.begin, rank, tokens.begin);
+    DISTCA_THROW_IF(tokens.begin < length, ErrorKind::kUsage,
+                    "document {}: tokens {} to {} lie on rank {} and on rank {}", document,
+                    tokens.begin, std::min(length, tokens.end), before, rank);
+    length = tokens.end;
+    before = rank;
+  }
+  return length;
+}
+
+/// The documents of all ranks' pieces, ascending by their numbers.
+api::BatchRequest request_of_pieces(const std::vector<std::vector<int64_t>>& numbers) {
+  std::vector<Piece> pieces;
+  for (size_t rank = 0; rank < numbers.size(); ++rank) {
+    for (size_t i = 0; i + 2 < numbers[rank].size(); i += 3) {
+      const int64_t* const piece = &numbers[rank][i];
+      if (piece[1] == piece[2]) continue;
+      pieces.push_back({piece[0], {piece[1], piece[2]}, static_cast<int>(rank)});
+    }
+  }
+  const std::vector<Piece> of_rows = pieces;
+  std::ranges::sort(pieces, {},
+                    [](const Piece& one) { return std::tie(one.document, one.tokens); });
+  api::BatchRequest request{.cu_seqlens = {0}, .num_ranks = static_cast<int>(numbers.size())};
+  std::map<int64_t, int64_t> begins;  // where each document begins in the batch of all ranks
+  for (auto first = pieces.begin(); first != pieces.end();) {
+    const auto next = std::find_if(
+        first, pieces.end(), [&](const Piece& one) { return one.document != first->document; });
+    begins[first->document] = request.cu_seqlens.back();
+    request.cu_seqlens.push_back(request.cu_seqlens.back() + length_of({first, next}));
+    first = next;
+  }
+  request.tokens.resize(numbers.size());
+  for (const auto& [document, tokens, rank] : of_rows) {
+    const int64_t begin = begins[document];
+    request.tokens[rank].push_back({begin + tokens.begin, begin + tokens.end});
+  }
+  return request;
+}
+
+/// `numbers`: [ranks] RankDocuments::numbers. Throws unless all ranks that have documents have
+/// pieces, or none has.
+api::BatchRequest request_of(const std::vector<Announcement>& said,
+                             const std::vector<std::vector<int64_t>>& numbers) {
+  const auto first =
+      std::ranges::find_if(said, [](const auto& one) { return one.num_numbers > 0; });
+  const bool in_pieces = first != said.end() && first->in_pieces != 0;
+  for (auto other = first; other != said.end(); ++other) {
+    DISTCA_THROW_IF(other->num_numbers > 0 && (other->in_pieces != 0) != in_pieces,
+                    ErrorKind::kUsage,
+                    "rank {} gives {}, rank {} {}: all ranks give pieces, or none does",
+                    other - said.begin(), in_pieces ? "whole documents" : "pieces of documents",
+                    first - said.begin(), in_pieces ? "pieces of documents" : "whole ones");
+  }
+  return in_pieces ? request_of_pieces(numbers) : request_of_whole(numbers);
 }
 
 /// A plan of the request for each kind, whose fields it gets.
@@ -201,23 +273,22 @@ void Agreement::add(Ranks& over, const LayerKinds& layers) {
   std::ranges::move(made, std::back_inserter(planned));
 }
 
-Agreement agree(Ranks& over, const std::vector<int64_t>& cu_seqlens, const LayerKinds& layers) {
+Agreement agree(Ranks& over, const RankDocuments& mine, const LayerKinds& layers) {
   const std::scoped_lock lock(over.mutex);
-  std::vector<int64_t> lengths;
-  for (size_t i = 1; i < cu_seqlens.size(); ++i)
-    lengths.push_back(cu_seqlens[i] - cu_seqlens[i - 1]);
   const uint64_t inputs = inputs_of(layers);
-  Announcement mine{.ended = kGoesOn,
-                    .inputs = inputs,
-                    .compares = !over.compared.contains(inputs),
-                    .documents = static_cast<int64_t>(lengths.size()),
-                    .num_kinds = static_cast<int64_t>(layers.size()),
-                    .first = layers.empty() ? SaidKind{} : said_of(layers[0])};
-  std::copy_n(lengths.begin(), std::min(mine.documents, kLengthsAtOnce), mine.lengths.begin());
-  const auto said = announce(over, mine);
+  Announcement mine_said{.ended = kGoesOn,
+                         .inputs = inputs,
+                         .compares = !over.compared.contains(inputs),
+                         .in_pieces = mine.in_pieces,
+                         .num_numbers = std::ssize(mine.numbers),
+                         .num_kinds = std::ssize(layers),
+                         .first = layers.empty() ? SaidKind{} : said_of(layers[0])};
+  std::copy_n(mine.numbers.begin(), std::min(mine_said.num_numbers, kNumbersAtOnce),
+              mine_said.numbers.begin());
+  const auto said = announce(over, mine_said);
 
   Agreement agreed;
-  agreed.request = request_of(said, other_lengths(over.comm(), std::move(lengths), said));
+  agreed.request = request_of(said, all_numbers(over.comm(), mine.numbers, said));
   agreed.planned = plan_kinds(over, agreed.request, layers);
   if (std::ranges::any_of(said, [&](const Announcement& one) {
         return one.compares != 0 || one.inputs != inputs;

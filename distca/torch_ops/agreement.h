@@ -1,12 +1,12 @@
 #pragma once
-// An agreement is what all ranks know before the layers of a forward exchange anything: the lengths
-// of all ranks' documents, and the plans made of them, one for each kind of layer. It takes one
-// small message to each rank, so it may be made one batch ahead, in a thread, over a group of its
-// own.
+// An agreement is what all ranks know before the layers of a forward exchange anything: which
+// documents, or which pieces of them, each rank has, and the plans made of them, one for each kind
+// of layer. It takes one small message to each rank, so it may be made one batch ahead, in a
+// thread, over a group of its own.
 //
 // Every rank plans for itself, and no rank may follow a plan that others do not have. A plan is a
-// pure function of the lengths, the kinds of layers and the planner. So the message with the
-// lengths carries a hash of the kinds and of the build, and one of the plans of the agreement
+// pure function of the documents, the kinds of layers and the planner. So the message with the
+// documents carries a hash of the kinds and of the build, and one of the plans of the agreement
 // before. A second message, before the plans are followed, compares the hashes of the plans
 // themselves: the first time that a group plans for these kinds, wherever the kinds or the builds
 // of two ranks differ, and for a kind that comes within a forward. Where it is left out, equal
@@ -19,6 +19,15 @@
 #include "distca/torch_ops/ranks.h"
 
 namespace distca::torch_ops {
+
+/// The documents of one rank's rows, in their order. All ranks have whole documents, or all have
+/// pieces; a rank without rows may have either.
+struct RankDocuments {
+  bool in_pieces = false;
+  /// The lengths of whole documents. Or three numbers for each piece: the document, which is any
+  /// number that all ranks call it by, and where the piece begins and ends in it.
+  std::vector<int64_t> numbers;
+};
 
 struct Agreement {
   struct Planned {
@@ -37,12 +46,12 @@ struct Agreement {
   void add(Ranks& over, const LayerKinds& layers);
 };
 
-/// Tells the other ranks the lengths of this rank's documents, learns theirs, and adds these kinds
-/// of layers. All ranks call it. Locks the ranks' mutex. Throws Error(kUsage) that names the rank,
-/// if a rank gives another number of kinds, and what `add` throws.
-/// Throws Error(kUsage) that names a rank whose loader has ended, and Error(kPlan) if the plans of
-/// the agreement before were not the same ones.
-Agreement agree(Ranks& over, const std::vector<int64_t>& cu_seqlens, const LayerKinds& layers);
+/// Tells the other ranks the documents of this one, learns theirs, and adds these kinds of layers.
+/// All ranks call it. Locks the ranks' mutex. Throws Error(kUsage) that names the rank, if a rank
+/// gives another number of kinds or has ended its loader, or if not all have pieces; the same with
+/// document, tokens and ranks, if pieces are no whole documents; and what `add` throws. Throws
+/// Error(kPlan) if the plans of the agreement before were not the same ones.
+Agreement agree(Ranks& over, const RankDocuments& mine, const LayerKinds& layers);
 
 /// Tells the other ranks that no batch comes any more after this many. All ranks call it where this
 /// one does not call `agree`. Throws what `agree` throws, unless all ranks have had equally many.

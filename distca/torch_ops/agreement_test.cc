@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <numeric>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -65,11 +66,15 @@ void play(const Body& body, const std::vector<int64_t>& want) {
   });
 }
 
-/// Offsets of documents that are others on every rank.
-std::vector<int64_t> documents(int rank, int64_t more = 0) {
-  std::vector<int64_t> cu_seqlens{0, 300 + 40 * rank, 700 + 50 * rank};
-  for (int64_t i = 0; i < more; ++i) cu_seqlens.push_back(cu_seqlens.back() + 1 + i % 3);
-  return cu_seqlens;
+/// Whole documents that are others on every rank.
+RankDocuments documents(int rank, int64_t more = 0) {
+  RankDocuments made{.numbers = {300 + 40 * rank, 400 + 10 * rank}};
+  for (int64_t i = 0; i < more; ++i) made.numbers.push_back(1 + i % 3);
+  return made;
+}
+
+RankDocuments pieces(std::vector<int64_t> numbers) {
+  return {.in_pieces = true, .numbers = std::move(numbers)};
 }
 
 std::string error_of(const std::function<void()>& what) {
@@ -99,14 +104,63 @@ TEST(Agreement, TakesOneMessageOnceItsKindsOfLayersAreKnown) {
 TEST(Agreement, HasTheDocumentsOfAllRanks) {
   play(
       [](Ranks& ranks, int rank, const auto& agreed) {
-        const Agreement found = agree(ranks, documents(rank, rank == 1 ? 70 : 0), {layer()});
+        const RankDocuments mine = documents(rank, rank == 1 ? 70 : 0);
+        const Agreement found = agree(ranks, mine, {layer()});
         EXPECT_EQ(found.request.cu_seqlens.size(), 1u + 2 + 72 + 2);
         EXPECT_EQ(found.plan_of(layer())->num_tokens(rank),
-                  documents(rank, rank == 1 ? 70 : 0).back());
+                  std::accumulate(mine.numbers.begin(), mine.numbers.end(), int64_t{0}));
         EXPECT_EQ(found.plan_of(layer(20)), nullptr);
         agreed();
       },
       {3});
+}
+
+TEST(Agreement, PiecesAreRowsOfDocumentsThatAllRanksShare) {
+  play(
+      [](Ranks& ranks, int rank, const auto& agreed) {
+        // Document -3 lies on ranks 2 and 0, document 9 on rank 0; rank 1 has no rows.
+        const RankDocuments mine = rank == 0   ? pieces({9, 0, 130, -3, 5, 400, 9, 130, 130})
+                                   : rank == 1 ? RankDocuments{}
+                                               : pieces({-3, 400, 401, -3, 0, 5});
+        const Agreement found = agree(ranks, mine, {layer()});
+        agreed();
+        EXPECT_EQ(found.request.cu_seqlens, (std::vector<int64_t>{0, 401, 531}));
+        using Ranges = std::vector<std::vector<Range>>;
+        EXPECT_EQ(found.request.tokens, (Ranges{{{401, 531}, {5, 400}}, {}, {{400, 401}, {0, 5}}}));
+        EXPECT_NE(found.plan_of(layer()), nullptr);
+
+        std::vector<int64_t> many;  // every third token of one document
+        for (int64_t token = rank; token < 600; token += 3)
+          many.insert(many.end(), {1, token, token + 1});
+        EXPECT_EQ(agree(ranks, pieces(many), {layer()}).plan_of(layer())->num_tokens(rank), 200);
+        agreed();
+      },
+      {2, 2});
+}
+
+TEST(Agreement, PiecesThatAreNoWholeDocumentsAreNamed) {
+  play(
+      [](Ranks& ranks, int rank, const auto& agreed) {
+        const auto named = [&](const std::vector<RankDocuments>& of_ranks) {
+          const auto found = error_of([&] { agree(ranks, of_ranks[rank], {layer()}); });
+          agreed();
+          return found;
+        };
+        EXPECT_THAT(named({pieces({7, 0, 512}), pieces({7, 640, 900}), pieces({8, 0, 5})}),
+                    HasSubstr("document 7: tokens 512 to 640 lie on no rank, and rank 1 has those "
+                              "from 640 on"));
+        EXPECT_THAT(named({pieces({7, 0, 512}), pieces({8, 0, 5}), pieces({7, 500, 900})}),
+                    HasSubstr("document 7: tokens 500 to 512 lie on rank 0 and on rank 2"));
+        EXPECT_THAT(named({pieces({7, 0, 512, 7, 100, 200}), pieces({}), pieces({})}),
+                    HasSubstr("document 7: tokens 100 to 200 lie on rank 0 and on rank 0"));
+        EXPECT_THAT(
+            named({pieces({7, 3, 512}), pieces({}), pieces({})}),
+            HasSubstr("document 7: tokens 0 to 3 lie on no rank, and rank 0 has those from 3"));
+        EXPECT_THAT(named({{}, pieces({7, 0, 512}), documents(2)}),
+                    HasSubstr("rank 2 gives whole documents, rank 1 pieces of documents: all ranks "
+                              "give pieces, or none does"));
+      },
+      {1, 1, 1, 1, 1});
 }
 
 TEST(Agreement, ComparesPlansWhereOneRankHasNotYet) {

@@ -82,10 +82,29 @@ std::vector<int64_t> counts(std::string group) {
   return {counts.forwards, counts.backwards, counts.sent_bytes, counts.plans};
 }
 
-/// Begins the forward of a model; a handle of its Step. The arguments behind cu_seqlens are those
-/// of its first layer.
-Tensor begin(std::string group, at::IntArrayRef cu_seqlens, const Tensor& q, const Tensor& k,
-             const Tensor& v, double softmax_scale, int64_t window_left, int64_t linear_work) {
+/// [3] Balance.
+std::vector<double> balance(std::string group) {
+  const auto ranks = Ranks::find(group);
+  const std::scoped_lock lock(ranks->mutex);
+  const auto& [at_home, planned, sent_bytes] = ranks->balance;
+  return {at_home, planned, sent_bytes};
+}
+
+/// `numbers`: [documents + 1] where whole documents begin, and where the last one ends; or [3 *
+/// pieces] document, begin and end of each piece.
+RankDocuments documents_of(at::IntArrayRef numbers, bool in_pieces) {
+  if (in_pieces) return {.in_pieces = true, .numbers = numbers.vec()};
+  RankDocuments documents;
+  for (size_t i = 1; i < numbers.size(); ++i)
+    documents.numbers.push_back(numbers[i] - numbers[i - 1]);
+  return documents;
+}
+
+/// Begins the forward of a model; a handle of its Step. The first numbers are those of
+/// documents_of, and the arguments behind them are those of the first layer.
+Tensor begin(std::string group, at::IntArrayRef documents, bool in_pieces, const Tensor& q,
+             const Tensor& k, const Tensor& v, double softmax_scale, int64_t window_left,
+             int64_t linear_work) {
   const LayerKind first = kind_of(q, k, v, softmax_scale, window_left, linear_work);
   auto ranks = Ranks::find(group);
   LayerKinds layers;
@@ -93,7 +112,7 @@ Tensor begin(std::string group, at::IntArrayRef cu_seqlens, const Tensor& q, con
     const std::scoped_lock lock(ranks->mutex);
     layers = ranks->usual_kinds(first);
   }
-  Agreement agreed = agree(*ranks, cu_seqlens.vec(), layers);
+  Agreement agreed = agree(*ranks, documents_of(documents, in_pieces), layers);
   return handle_of(std::make_shared<Step>(std::move(ranks), std::move(agreed)));
 }
 
@@ -119,7 +138,7 @@ Tensor usual_layers(std::string group) {
 
 /// Begins a forward of `group` that comes later, with messages over the group `over`, which other
 /// threads do not use. `layers`: what usual_layers returned.
-Tensor begin_ahead(std::string group, std::string over, at::IntArrayRef cu_seqlens,
+Tensor begin_ahead(std::string group, std::string over, at::IntArrayRef documents, bool in_pieces,
                    const Tensor& layers) {
   LayerKinds kinds;
   const auto* number = layers.const_data_ptr<double>();
@@ -135,7 +154,7 @@ Tensor begin_ahead(std::string group, std::string over, at::IntArrayRef cu_seqle
                      .window_left = whole(5),
                      .linear_work = whole(6)});
   }
-  Agreement agreed = agree(*Ranks::find(over), cu_seqlens.vec(), kinds);
+  Agreement agreed = agree(*Ranks::find(over), documents_of(documents, in_pieces), kinds);
   return handle_of(std::make_shared<Step>(Ranks::find(group), std::move(agreed)));
 }
 
@@ -309,14 +328,16 @@ TORCH_LIBRARY(distca, library) {
   library.def("close(str group) -> ()", &Ranks::close);
   library.def("close_all(bool failed) -> ()", &Ranks::close_all);
   library.def("counts(str group) -> int[]", &counts);
+  library.def("balance(str group) -> float[]", &balance);
   library.def("throw_if_failed(str group) -> ()", &throw_if_failed);
   library.def("state_of(Tensor step, int layer) -> int");
   library.def(
-      "begin(str group, int[] cu_seqlens, Tensor q, Tensor k, Tensor v, float softmax_scale, int "
-      "window_left, int linear_work) -> Tensor");
+      "begin(str group, int[] documents, bool in_pieces, Tensor q, Tensor k, Tensor v, float "
+      "softmax_scale, int window_left, int linear_work) -> Tensor");
   library.def("usual_layers(str group) -> Tensor", &usual_layers);
-  library.def("begin_ahead(str group, str over, int[] cu_seqlens, Tensor layers) -> Tensor",
-              &begin_ahead);
+  library.def(
+      "begin_ahead(str group, str over, int[] documents, bool in_pieces, Tensor layers) -> Tensor",
+      &begin_ahead);
   library.def("end_ahead(str over, int batches) -> ()", &end_ahead);
   library.def(
       "dispatch(Tensor q, Tensor k, Tensor v, Tensor step, int layer, float softmax_scale, int "

@@ -52,6 +52,13 @@ struct Counts {
   int64_t plans = 0;
 };
 
+/// How even the attention of a group's forwards was: sums over all calls of a layer.
+struct Balance {
+  double at_home = 0;     // BatchPlan::max_over_mean_at_home
+  double planned = 0;     // BatchPlan::max_over_mean
+  double sent_bytes = 0;  // in forward, of all ranks
+};
+
 class Ranks {
  public:
   /// Meets the other ranks of a process group, which must be ours alone, by its name in c10d. All
@@ -100,6 +107,7 @@ class Ranks {
   /// another stream comes behind it.
   std::map<int, std::shared_ptr<c10::Stream>> latest_streams;
   int64_t forwards = 0, backwards = 0;
+  Balance balance;
   /// Notes a forward that begins; it adds the kinds of its layers as they come.
   void note_forward(std::shared_ptr<LayerKinds> kinds);
   /// The kinds of layers of the latest forwards, or of those that had `first`, which then leads.

@@ -51,6 +51,12 @@ class Turn {
   c10::OptionalDeviceGuard current_;
 };
 
+void note_balance(Balance& balance, const api::BatchPlan& plan) {
+  balance.at_home += plan.max_over_mean_at_home();
+  balance.planned += plan.max_over_mean();
+  balance.sent_bytes += static_cast<double>(plan.sent_bytes());
+}
+
 }  // namespace
 
 Call::~Call() {
@@ -128,6 +134,7 @@ std::shared_ptr<Call> Step::start(int64_t layer, const LayerKind& kind, const at
   auto call = std::make_shared<Call>(ranks_, std::move(attention), kind.kind.cuda_device,
                                      std::move(forward));
   ++ranks_->forwards;
+  note_balance(ranks_->balance, *agreed_.plan_of(kind));
   if (layer >= 0) calls_[layer] = call;
   return call;
 }

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from distca._attention import plan_for, waits_for
 from distca._group import ahead_of, name_of
 from distca._ops import ops
-from distca._served import offsets_of, state_of
+from distca._served import documents_of, in_pieces, state_of
 
 _UNUSED = ("plan_ahead: attention was given another cu_seqlens tensor than the one that was planned ahead, and planned it "
            "again. DDP with device_ids and FSDP2 copy a call's tensors to the device: give them to the model inside an "
@@ -186,4 +186,4 @@ def _go_on(loader, fetched, has_ended):
 
 
 def _begin(name, over, cu_seqlens, state, layers):
-    return ops.begin_ahead(name, over, offsets_of(cu_seqlens, state=state), layers)
+    return ops.begin_ahead(name, over, documents_of(cu_seqlens, state=state), in_pieces(cu_seqlens), layers)

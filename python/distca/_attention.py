@@ -3,6 +3,9 @@
 Every rank gives Q, K and V of its own documents, packed one behind the other, and gets O of them. Where a rank has more
 to compute than others, those compute a part of it. Tokens stay where they are, and so do RoPE, loss, data and model.
 
+Documents are whole, or each rank has any pieces of any documents, which `distca.pieces` describes. All ranks have whole
+documents, or all have pieces.
+
 Order. All ranks of a group call the same layers in the same order, also a rank that holds no tokens.
 
 A forward. The lengths of all ranks' documents are exchanged, and a plan is made, at the first layer of a forward. The
@@ -12,7 +15,8 @@ forward lives as long as its graph and its `cu_seqlens_q`, so several forwards m
 Checkpointing. With `layer`, attention that torch.utils.checkpoint (use_reentrant=False, selective or not) calls again
 within backward returns the O that is there: it neither sends nor computes. Without `layer` it is refused.
 
-Gradients off. Attention is computed on this rank alone and sends nothing: ranks may evaluate unequal numbers of times.
+Gradients off. Attention of whole documents is computed on this rank alone and sends nothing: ranks may evaluate unequal
+numbers of times. Attention of pieces is computed by all ranks together, which then evaluate equally often.
 
 CUDA devices. All ranks give tensors on a device, each on one of its own, or all on the CPU. A layer's forward and backward
 are given to the stream that is current when its forward is called. Give `cu_seqlens_q` on the CPU: one on the device makes
@@ -33,7 +37,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from distca._ops import ops
 from distca._group import name_of
 from distca._ping_pong import give_way
-from distca._served import checked, offsets_of, refuse_extras, state_of
+from distca._served import checked, documents_of, in_pieces, refuse_extras, state_of
 
 _NO_LAYER = -1
 _MULTIPLE = 8  # of which head_dim is for the kernels; others are padded
@@ -142,17 +146,17 @@ def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_
     those of O. In backward, the gradients of the same work hide those of dO and of dQ, dK and dV.
     """
     served = checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work)
-    head_dim_v, trains = v.shape[2], served.trains
+    head_dim_v, is_shared = v.shape[2], served.is_shared
     q, k, v = _padded(q), _padded(k), _padded(v)
     with torch.no_grad(), no_dispatch():  # no operator of the model's: recomputation does not repeat it
 
         def begin(state):
-            offsets = offsets_of(cu_seqlens_q, q.shape[0], state)
-            return ops.begin(name, offsets, q, k, v, served.scale, served.window_left, work)
+            documents = documents_of(cu_seqlens_q, q.shape[0], state)
+            return ops.begin(name, documents, in_pieces(cu_seqlens_q), q, k, v, served.scale, served.window_left, work)
 
-        name, work = (name_of(group), served.linear_work) if trains else ("", 0)
-        step = _forward_of(cu_seqlens_q, name, served.layer, begin).step if trains else _local_step(cu_seqlens_q, begin)
-    number = served.layer if trains else _NO_LAYER
+        name, work = (name_of(group), served.linear_work) if is_shared else ("", 0)
+        step = _forward_of(cu_seqlens_q, name, served.layer, begin).step if is_shared else _local_step(cu_seqlens_q, begin)
+    number = served.layer if is_shared else _NO_LAYER
     return Handle(ops.dispatch(q, k, v, step, number, served.scale, served.window_left, work), (q, k, v), head_dim_v)
 
 
@@ -197,7 +201,7 @@ def attention(
     layer: int | None = None,
     linear_work: int = 0,
 ) -> torch.Tensor:
-    """Causal attention within each of this rank's documents, computed by all ranks of the group together.
+    """Causal attention within each document, of this rank's tokens, computed by all ranks of the group together.
 
     q: [tokens, heads, head_dim] of this rank, in float32, bfloat16 or float64, on the CPU or on a CUDA device. head_dim: at
       most 256; what is no multiple of 8 is padded with zeros. Strides are free: what is expanded, or whose last dimension
@@ -206,7 +210,9 @@ def attention(
     v: [tokens, kv_heads, head_dim_v]. k and v are on the device of q.
     cu_seqlens_q: [documents + 1] integers, where each document begins, and where the last one ends. On the CPU, where its
       numbers count, whoever wrote them last; or on the device of q, for which the host waits once a forward, and where
-      numbers that PyTorch does not know of (Tensor._version) are not seen.
+      numbers that PyTorch does not know of (Tensor._version) are not seen. Or [pieces, 3] integers: document, begin and
+      end of each run of this rank's rows, in their order. Pieces of one document have the same number on all ranks,
+      which is any integer, and are cut at any token. `distca.pieces` makes them.
     cu_seqlens_k: the same, best the same tensor. Cross attention is not served.
     max_seqlen_q, max_seqlen_k: as flash-attention has them; they are not read.
     softmax_scale: what scores are multiplied with, any number but 0; None is 1 / sqrt(head_dim). It may be another one at

@@ -16,6 +16,7 @@ import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ _names = weakref.WeakKeyDictionary()  # process group of the caller -> the name 
 _opened_on = {}  # our name -> the caller's group (a weak reference) and our own
 _counts = {}  # ranks -> how many groups of ours they have opened
 _openings = {}  # our name -> backend, timeout_s, startup_timeout_s
+_given = {}  # our name -> the sum over dealt steps of max/mean as the loaders gave them, and how many steps
 _ahead = {}  # our name -> that of another group of ours on the same ranks, for messages of a thread
 _alone = []  # not empty within by_itself()
 _at_exit = []
@@ -95,6 +97,7 @@ def _forget_destroyed():
             for key in [key for key, value in names.items() if value == name]:
                 del names[key]
         _openings.pop(name, None)
+        _given.pop(name, None)
         _forget_forwards(name)
         ops.close(name)
         torch._C._distributed_c10d._unregister_process_group(name)
@@ -197,6 +200,55 @@ def statistics(group=None) -> Statistics:
     name = name_of(group)
     *counts, plans = ops.counts(name)
     return Statistics(*counts, plans + (ops.counts(_ahead[name])[-1] if name in _ahead else 0))
+
+
+@dataclass(frozen=True)
+class Report:
+    """How uneven attention was, and what balance makes of it. `print` shows it in one line."""
+
+    calls: int  # of attention, in forward
+    before: float  # (query, key) pairs of the busiest rank over the mean, where each computes for its own tokens
+    after: float  # the same, as they were planned
+    sent_bytes: float  # in the forward of a layer, of a rank
+
+    @property
+    def speedup(self) -> float:
+        """By how much faster attention is predicted to be, if messages are hidden."""
+        return self.before / self.after
+
+    def __str__(self) -> str:
+        if not self.calls:
+            return "no attention has been balanced yet"
+        return (f"attention of {self.calls} layers: the busiest rank would have {self.before:.2f} times the mean, and has "
+                f"{self.after:.2f}: {self.speedup:.2f} times as fast, for {self.sent_bytes / 1e6:.1f} MB a layer and rank")
+
+
+def report(group=None) -> Report:
+    """How uneven the batches of a group were, the speed-up that balance predicts, and the bytes that it takes.
+
+    group: as in `attention`, or an attached model of Transformers, whose group is taken. Means over all calls of attention
+    so far that ranks computed together. It sends nothing, and all ranks get the same.
+
+    With `distca.shard`, `before` is what the batches were as the loaders gave them, whole on their ranks, counted without
+    windows.
+    """
+    if hasattr(group, "get_decoder"):
+        group = import_module("distca.transformers").attached_of(group).group
+    name = name_of(group)
+    calls = ops.counts(name)[0] if name else 0
+    if not calls:
+        return Report(0, 1.0, 1.0, 0.0)
+    before, after, sent_bytes = (value / calls for value in ops.balance(name))
+    given = _given.get(name)
+    return Report(calls, given[0] / given[1] if given else before, after, sent_bytes / dist.get_world_size(resolved(group)))
+
+
+def note_given(name, lengths):
+    """Notes what a step would be without dealing. lengths: [ranks][documents] that the loaders gave."""
+    pairs = [sum(length * (length + 1) for length in of_rank) for of_rank in lengths]
+    if sum(pairs):
+        total, steps = _given.get(name, (0.0, 0))
+        _given[name] = total + max(pairs) * len(pairs) / sum(pairs), steps + 1
 
 
 def balanced_calls() -> int:

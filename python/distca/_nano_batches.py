@@ -89,7 +89,7 @@ class Part:
     """Documents of a batch that go through the model together. Without documents, it has one token of padding."""
 
     tokens: torch.Tensor  # [tokens] their numbers
-    cu_seqlens: torch.Tensor  # [documents + 1] for attention
+    cu_seqlens: torch.Tensor  # [documents + 1] for attention, or [pieces, 3]
 
 
 def parts_of(shape, given, count) -> list:

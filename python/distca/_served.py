@@ -1,6 +1,5 @@
 """What attention serves. Everything else is refused by name, in one line, before anything is sent."""
 
-import math
 import operator
 import weakref
 from dataclasses import dataclass
@@ -52,8 +51,8 @@ def _check_lengths(cu_seqlens_q, cu_seqlens_k):
     if _equal and None not in states and all(was() is tensor for was, tensor in zip(_equal[0], both)) and _equal[1] == states:
         return
     if cu_seqlens_q.tolist() != cu_seqlens_k.tolist():
-        raise ValueError("cu_seqlens_q and cu_seqlens_k differ: neither cross attention nor a document that is cut over ranks "
-                         "is served; give each rank whole documents")
+        raise ValueError("cu_seqlens_q and cu_seqlens_k differ: cross attention is not served, and pieces of documents that "
+                         "are cut over ranks are given as distca.pieces makes them")
     _equal[:] = [weakref.ref(tensor) for tensor in both], states
 
 
@@ -146,16 +145,38 @@ def is_checkpointed() -> bool:
     return bool(hooks) and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
 
 
-def offsets_of(cu_seqlens, tokens=None, state=None) -> list:
-    """[documents + 1] of this rank, as of `state`; `tokens` is where they end, if that is known. Raises ValueError."""
-    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point() or cu_seqlens.is_complex() or cu_seqlens.dtype == torch.bool:
-        raise ValueError(f"cu_seqlens_q has shape {list(cu_seqlens.shape)} of {cu_seqlens.dtype}: [documents + 1] of integers")
+def in_pieces(cu_seqlens) -> bool:
+    """Whether it says the pieces of a rank's rows, else its documents are whole."""
+    return cu_seqlens.dim() == 2
+
+
+def documents_of(cu_seqlens, tokens=None, state=None) -> list:
+    """The numbers of this rank's documents as of `state`, in a row; `tokens` are its rows, if that is known.
+
+    They are [documents + 1], or [3 * pieces]. Raises ValueError.
+    """
+    has_integers = not cu_seqlens.is_floating_point() and not cu_seqlens.is_complex() and cu_seqlens.dtype != torch.bool
+    if not has_integers or cu_seqlens.dim() not in (1, 2) or in_pieces(cu_seqlens) and cu_seqlens.shape[1] != 3:
+        raise ValueError(f"cu_seqlens_q has shape {list(cu_seqlens.shape)} of {cu_seqlens.dtype}: [documents + 1] of integers, "
+                         "or [pieces, 3]")
     places = state[1] if state and len(state) > 1 else cu_seqlens.tolist()
+    if in_pieces(cu_seqlens):
+        return _checked_pieces(places, tokens)
     if not places or places[0] != 0 or any(b < a for a, b in zip(places, places[1:])):
         raise ValueError("cu_seqlens_q begins with 0 and never descends")
     if tokens is not None and places[-1] != tokens:
         raise ValueError(f"cu_seqlens_q ends with {places[-1]}, q has {tokens} tokens")
     return places
+
+
+def _checked_pieces(pieces, tokens) -> list:
+    for document, begin, end in pieces:
+        if not 0 <= begin <= end:
+            raise ValueError(f"a piece of document {document} has tokens {begin} to {end}: 0 or more, and ascending")
+    rows = sum(end - begin for _, begin, end in pieces)
+    if tokens is not None and rows != tokens:
+        raise ValueError(f"the pieces of cu_seqlens_q have {rows} tokens, q has {tokens}")
+    return [number for piece in pieces for number in piece]
 
 
 @dataclass(frozen=True)
@@ -165,26 +186,30 @@ class Served:
     window_left: int
     scale: float
     trains: bool  # gradients are wanted
+    is_shared: bool  # all ranks compute together
     layer: int  # -1: none
     linear_work: int
 
 
 def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work) -> Served:
-    """Of the arguments of `attention`. Raises ValueError. Where documents begin, `offsets_of` checks."""
+    """Of the arguments of `attention`. Raises ValueError. Where documents begin, `documents_of` checks."""
     _check_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k)
     _check_lengths(cu_seqlens_q, cu_seqlens_k)
     window_left, scale = _window_left(causal, window_size), _scale_of(softmax_scale, q)
     number = -1 if layer is None else _whole("layer", layer)
     trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if trains:
+    is_shared = trains or in_pieces(cu_seqlens_q)
+    if is_shared:
         resolved(group)
-        if cu_seqlens_q.is_inference():
-            raise ValueError("cu_seqlens_q was made in inference_mode and gradients are on: make it outside (clone)")
+        if cu_seqlens_q.is_inference() and (trains or cu_seqlens_q.device.type != "cpu"):
+            raise ValueError("cu_seqlens_q was made in inference_mode and gradients are on: make it outside (clone)" if trains
+                             else "pieces on a device were made in inference_mode: make them outside, or on the CPU")
+    if trains:
         if layer is None and (torch._C._current_graph_task_id() != -1 or is_checkpointed()):
             raise ValueError(_UNNAMED)
     elif not torch.is_grad_enabled():
         refuse_reentrant_checkpoint()
-    return Served(window_left, scale, trains, number, _whole("linear_work", linear_work))
+    return Served(window_left, scale, trains, is_shared, number, _whole("linear_work", linear_work))
 
 
 def refuse_extras(dropout_p=0.0, softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
@@ -218,7 +243,7 @@ def can_run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k
     try:
         refuse_extras(**extras)
         checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work)
-        offsets_of(cu_seqlens_q, q.shape[0])
+        documents_of(cu_seqlens_q, q.shape[0])
     except ValueError as refusal:
         return Answer(str(refusal))
     return Answer("")

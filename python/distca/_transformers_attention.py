@@ -25,12 +25,13 @@ NAME = "distca"
 class Documents:
     """What the layers of one forward share. It travels through the decoder as a keyword argument."""
 
-    cu_seqlens: torch.Tensor  # [documents + 1]
+    cu_seqlens: torch.Tensor  # [documents + 1], or [pieces, 3]
     group: object
     linear_work: int  # as in distca.attention
 
 
 AS_SDPA = "as sdpa"  # a forward that sends nothing and computes what it computes with sdpa
+AS_VALUES = "as values"  # a forward that shows what else mixes tokens: O of a token is its own V
 _under_way = contextvars.ContextVar("forward of an attached model", default=None)  # this, or what is served
 
 
@@ -80,6 +81,8 @@ def _mask(*arguments, mask_function=causal_mask_function, **others):
 def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, sliding_window=None, softcap=None,
                is_causal=None, s_aux=None, distca_documents=None, **others):
     """O [batch, tokens, heads, head_dim_v] of query [batch, heads, tokens, head_dim], and None for probabilities."""
+    if _under_way.get() == AS_VALUES:
+        return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     ours = attention_mask is not None and attention_mask.shape[0] == 0 and attention_mask.shape[2:] == (1, 1)
     refuse(

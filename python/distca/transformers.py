@@ -11,14 +11,17 @@ layers of that forward share them and the plans made of them.
 Gradients on. All ranks of the group call the model equally often. A rank whose batch is empty ([1, 0] tokens) computes
 one token of padding, whose outputs are dropped: it serves the other ranks, and its gradients are zeros.
 
-Gradients off. Every rank computes alone and sends nothing. With a KV cache (generation) or padding, the model computes
-what it computes with attn_implementation="sdpa".
+Long documents. `shard` deals the tokens of each step over the ranks, so that a document may lie on many of them.
+
+Gradients off. But for batches of `shard`, every rank computes alone and sends nothing. With a KV cache (generation) or
+padding, the model computes what it computes with attn_implementation="sdpa".
 
 Errors. ValueError, in one line and before anything is sent, names what is not served. Threads. As `distca.attention`.
 """
 
 import functools
 import inspect
+import math
 import sys
 import types
 from dataclasses import dataclass
@@ -30,12 +33,15 @@ require_transformers()
 import torch  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
+from distca._deal import DEALT  # noqa: E402
 from distca._nano_batches import CACHES, parts_of, positions_of, run_in_parts  # noqa: E402
 from distca._ping_pong import require_greenlet  # noqa: E402
-from distca._served import refuse  # noqa: E402
-from distca._transformers_attention import AS_SDPA, NAME, Documents, forward_under_way, under_way  # noqa: E402
+from distca._served import in_pieces, refuse  # noqa: E402
+from distca._shard import steps  # noqa: E402
+from distca._transformers_attention import AS_SDPA, AS_VALUES, NAME, Documents, forward_under_way, under_way  # noqa: E402
+from distca._transformers_shard import Evaluation, dealer_of, evaluated  # noqa: E402
 
-__all__ = ["attach", "cu_seqlens_of", "detach"]
+__all__ = ["attach", "cu_seqlens_of", "detach", "evaluate", "shard"]
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ def detach(model: PreTrainedModel) -> None:
 
     Raises ValueError if it is not attached, or if another one, such as an Accelerator, has wrapped its forward since.
     """
-    attached = _attached(model)
+    attached = attached_of(model)
     modules = [module for module in (model, _decoder_of(model)) if hasattr(module.forward, "distca")]
     if any(module.forward.__func__ is not module.forward.distca_itself for module in modules):
         raise ValueError(f"the forward of this {type(model).__name__} was wrapped after it was attached: unwrap it first")
@@ -141,7 +147,7 @@ def _set_kinds(config, kinds):
         _set_kinds(getattr(config, name), kinds[name])
 
 
-def _attached(model) -> _Attached:
+def attached_of(model) -> _Attached:
     attached = getattr(_decoder_of(model).forward, "distca", None)
     if attached is None:
         raise ValueError(f"this {type(model).__name__} is not attached: distca.transformers.attach(model)")
@@ -156,7 +162,7 @@ def cu_seqlens_of(model: PreTrainedModel):
     The function that it returns takes a batch, a dictionary of what the model is called with. It adds an item to it,
     which must reach the model: model(**batch). All ranks do alike.
     """
-    attached = _attached(model)
+    attached = attached_of(model)
 
     def of_batch(batch):
         tokens = _tokens_of(batch)
@@ -167,6 +173,51 @@ def cu_seqlens_of(model: PreTrainedModel):
         return [part.cu_seqlens for part in parts]
 
     return of_batch
+
+
+def shard(loader, model: PreTrainedModel | None = None, *, at_once: int | None = None, accumulate: int = 1,
+          gradients: str = "mean"):
+    """`distca.shard` for an attached model: a loader whose steps are dealt over the ranks, any piece of any document to each.
+
+        for batch in distca.transformers.shard(loader, model):
+            wrapped(**batch).loss.backward()  # wrapped: DDP(model), or model after fully_shard
+            optimizer.step(), optimizer.zero_grad()
+
+        distca.transformers.shard(trainer, at_once=1)  # of an attached model; then trainer.train()
+
+    loader: yields what the model is called with. Or a Trainer (TRL's SFTTrainer is one), whose training is dealt so, and
+      each batch of its evaluations over all ranks; its steps, `len`, warm-up and a resumed run count what is dealt.
+    model: the attached one itself, whose group and nano-batches are taken; of a Trainer it is known.
+    The other arguments, and what a batch has, are those of `distca.shard`; the pieces travel within an object. A Trainer
+    accumulates by its own settings.
+
+    Nano-batches are dealt over all ranks, each for itself. Raises ValueError for a model that mixes tokens by something
+    else than attention, or whose positions a rank cannot know by its own rows, and what `distca.shard` raises.
+    """
+    if not hasattr(loader, "get_train_dataloader"):
+        return steps(_dealer_of(model, at_once, gradients), loader, accumulate)
+    from distca._transformers_trainer import shard_trainer
+
+    model = loader.accelerator.unwrap_model(loader.model)
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's
+    return shard_trainer(loader, _dealer_of(model, at_once, "mean"), _dealer_of(model, 1, "mean", nano_batches=1))
+
+
+def evaluate(model: PreTrainedModel, loader, wrapped=None) -> Evaluation:
+    """The loss of an attached model over all documents of all ranks' loaders, the same for any number of ranks.
+
+    model: the attached one itself. It is evaluated as it is: call model.eval() before.
+    loader: yields what the model is called with, labels among it. Each rank has its own, of any number of batches. Each
+      batch is dealt over all ranks. A sampler that repeats samples (Accelerate's even_batches) makes them count twice.
+    wrapped: what is called in the model's place, where FSDP2 or another one has wrapped it.
+
+    Losses are summed in float64, of logits in the model's own precision, and in float32 at least. All ranks call it.
+    """
+    return evaluated(_dealer_of(model, 1, "sum", nano_batches=1), loader, model if wrapped is None else wrapped)
+
+
+def _dealer_of(model, at_once, gradients, nano_batches=None):
+    return dealer_of(model, _decoder_of(model), attached_of(model), at_once, gradients, nano_batches)
 
 
 def _decoder_of(model):
@@ -244,9 +295,11 @@ def _given(signature, arguments, keywords) -> dict:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _begin(module, attached, given, ahead):
+def _begin(module, attached, given, ahead, dealt):
     """The call that a forward is; AS_SDPA; or None if it has no tokens, or another attention is set. Sends nothing."""
     tokens = _tokens_of(given)
+    if dealt is not None:
+        _check_dealt(module, given, dealt)
     if tokens is None or module.config.get_text_config()._attn_implementation != NAME:
         return None
     trains = torch.is_grad_enabled() and (
@@ -258,16 +311,31 @@ def _begin(module, attached, given, ahead):
     _check_call(module, given, mask, trains)
     shape, count = tuple(tokens.shape[:2]), attached.nano_batches if trains else 1
     parts = ahead.take() if ahead and trains else None
-    if parts is None or len(parts) != count:
+    if dealt is not None:
+        dealt.is_taken, parts = True, dealt.parts
+    elif parts is None or len(parts) != count:
         parts = parts_of(shape, given, count)
     return _Call(shape, parts, trains, "position_ids" in given)
 
 
+def _check_dealt(module, given, dealt):
+    """Raises ValueError unless the model is called with what `shard` has dealt, and computes its attention by distca."""
+    tokens = _tokens_of(given)
+    shape, rows = None if tokens is None else list(tokens.shape[:2]), sum(dealt.rows)
+    refuse(
+        (module.config.get_text_config()._attn_implementation != NAME,
+         f"attention of the model is {module.config.get_text_config()._attn_implementation}, which knows no pieces of documents"),
+        (shape != [1, rows], f"the model is called with {shape} tokens, and shard dealt another batch"),
+        ("position_ids" not in given, "the batch of a step has position_ids, and the model is called without them"),
+        (not CACHES.isdisjoint(given), "a KV cache is not served with pieces of documents"),
+    )
+
+
 def _forward(model, inner, signature, attached, arguments, keywords):
     """The model around its decoder. It computes its loss from what the decoder returns for the whole batch."""
-    ahead = keywords.pop(_AHEAD, None)
+    ahead, dealt = keywords.pop(_AHEAD, None), keywords.pop(DEALT, None)
     given = _given(signature, arguments, keywords)
-    call = _begin(model, attached, given, ahead)
+    call = _begin(model, attached, given, ahead, dealt)
     if call is None:
         return inner(*arguments, **keywords)
     bound = signature.bind(*arguments, **keywords)
@@ -295,13 +363,16 @@ def _with_loss(outputs, given):
 
 def _decoder_forward(decoder, inner, signature, attached, arguments, keywords):
     """The decoder, whose documents are computed in the parts that they are dealt to."""
-    ahead, call = keywords.pop(_AHEAD, None), forward_under_way()
+    ahead, dealt, call = keywords.pop(_AHEAD, None), keywords.pop(DEALT, None), forward_under_way()
+    if call is AS_VALUES:
+        return inner(*arguments, **keywords)
     given = _given(signature, arguments, keywords)
     if call is None:  # another forward than the model's own calls the decoder
-        call = _begin(decoder, attached, given, ahead)
+        call = _begin(decoder, attached, given, ahead, dealt)
     if call is None or call is AS_SDPA:
         return inner(*arguments, **keywords)
     _check_decoder(given, attached, call)
+    given.pop("shift_labels", None)  # the head's
     if call.trains and "use_cache" in signature.parameters:
         given["use_cache"] = False
     makes_mask = "attention_mask" in signature.parameters and getattr(given.get("attention_mask"), "ndim", 2) == 2
@@ -328,7 +399,8 @@ def _check_decoder(given, attached, call):
     if tokens is None or tuple(tokens.shape[:2]) != call.shape:
         raise ValueError(f"the model gives its decoder other tokens than the {list(call.shape)} of its call: not served")
     has_lost_them = call.has_positions and "position_ids" not in given
-    documents = sum(len(part.cu_seqlens) - 1 for part in call.parts if len(part.tokens))
+    documents = sum(math.inf if in_pieces(part.cu_seqlens) else len(part.cu_seqlens) - 1
+                    for part in call.parts if len(part.tokens))
     if documents > call.shape[0] and (not takes or has_lost_them):
         raise ValueError("the model takes no position_ids that begin with 0: it is served with one document in each row")
     is_dealt = len(call.parts) > 1 or not len(call.parts[0].tokens)

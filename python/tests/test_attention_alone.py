@@ -70,8 +70,8 @@ def half():
 @pytest.mark.parametrize("change, line", [
     ({"causal": False}, "attention that is not causal is not served: causal=True"),
     ({"cu_seqlens_k": cu_seqlens_of([204])},
-     "cu_seqlens_q and cu_seqlens_k differ: neither cross attention nor a document that is cut over ranks is "
-     "served; give each rank whole documents"),
+     "cu_seqlens_q and cu_seqlens_k differ: cross attention is not served, and pieces of documents that are cut over "
+     "ranks are given as distca.pieces makes them"),
     ({"block_table": torch.zeros(1)}, "block_table: a paged cache of keys is not served"),
     ({"dropout_p": 0.1}, "dropout_p = 0.1: dropout is not served"),
     ({"softcap": 30.0}, "softcap = 30.0: softcap is not served"),

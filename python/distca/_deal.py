@@ -1,0 +1,264 @@
+"""What deals the tokens of a step over ranks: rows of token ids travel before the model runs, no activations."""
+
+import json
+import math
+import warnings
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+import torch.distributed as dist
+
+from distca._group import name_of, note_given, resolved
+from distca._nano_batches import Part, deal, find_documents
+from distca._ops import ops
+from distca.pieces import pieces_of, position_ids
+from distca.plan import plan_batch
+
+IGNORED = -100  # a target that is none
+DEALT = "distca_dealt"  # the item of a step that says what lies where: an object, as tensors may be copied on their way
+_OF_BATCH = ("attention_mask", "labels", "num_items_in_batch", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+_GRADIENTS = ("mean", "sum")
+_END = object()  # in place of a batch where a loader has no more
+_SAME_BATCH = ("ranks {} and {} gave the same tokens: divide the loader among the ranks before it is dealt "
+               "(accelerator.prepare(loader), DistributedSampler)")
+
+
+@dataclass(eq=False)
+class Dealt:
+    """A step as one rank sees it: its pieces, and how rows travel from the ranks whose loaders gave them."""
+
+    name: str  # of the group
+    pieces: list  # [nano-batches] its pieces, as attention gets them
+    rows: list  # [nano-batches] of how many rows
+    targets: int  # of the step on all ranks
+    samples: int  # that their loaders have put into it: its rows, or its documents where these are packed in one row
+    own: int  # the rows that this rank's loader gave
+    sends: list  # [ranks] how many of them go to each
+    sent: torch.Tensor  # [own] which ones, rank by rank
+    receives: list  # [ranks] how many rows come from each
+    received: torch.Tensor  # [rows] which rows of this rank these are, rank by rank
+    is_last: bool = False  # no step comes after it
+    is_taken: bool = False  # an attached model was called with it
+
+    def deal(self, rows):
+        """[own, ...] -> [rows, ...]"""
+        return self._exchanged(rows, self.sent, self.sends, self.receives, self.received)
+
+    def back(self, rows):
+        """[rows, ...] -> [own, ...]"""
+        return self._exchanged(rows, self.received, self.receives, self.sends, self.sent)
+
+    def _exchanged(self, rows, chosen, sends, receives, places):
+        got = ops.exchange_rows(self.name, rows.detach().cpu()[chosen].contiguous(), sends, receives)
+        return torch.empty_like(got).index_copy_(0, places, got).to(rows.device)
+
+    @property
+    def parts(self) -> list:
+        """[nano-batches] The rows and pieces of each, as an attached model takes them."""
+        begins = accumulate(self.rows, initial=0)
+        return [Part(_run(begin, begin + rows), seg) for begin, rows, seg in zip(begins, self.rows, self.pieces)]
+
+
+def _run(begin, end):
+    return torch.arange(begin, end, device="cpu")
+
+
+def _digest(tokens) -> int:
+    """Of a batch that is long enough to be told from another one by it; else 0."""
+    weights = torch.arange(1, len(tokens) + 1, device="cpu")
+    return int((tokens * weights).sum()) if len(tokens) >= 32 else 0
+
+
+def _read(batch) -> tuple[dict, list]:
+    """(name -> [tokens] of the items that are dealt, the lengths of the documents). Raises ValueError."""
+    if not isinstance(batch, Mapping):
+        raise ValueError(f"a batch that is dealt over ranks is a dictionary, not of type {type(batch).__name__}")
+    given = {name: value for name, value in batch.items() if value is not None}
+    tokens, mask = given.get("input_ids"), given.get("attention_mask")
+    if not isinstance(tokens, torch.Tensor) or tokens.dim() != 2:
+        raise ValueError("a batch that is dealt over ranks has input_ids [rows, tokens]")
+    if mask is not None and (mask.dim() != 2 or not bool((mask == 1).all())):
+        raise ValueError("attention_mask is not all ones: a batch that is dealt over ranks is packed")
+    if "labels" in given and "shift_labels" not in given:
+        given["shift_labels"] = torch.nn.functional.pad(given["labels"], (0, 1), value=IGNORED)[..., 1:]
+    shape, columns = tuple(tokens.shape), {}
+    for name, value in given.items():
+        if name in _OF_BATCH:
+            continue
+        has_integers = isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
+        if name == "position_ids" and has_integers and value.dim() == 2 and value.shape == (1, shape[1]):
+            value = value.expand(shape)
+        if not has_integers or tuple(value.shape) != shape:
+            raise ValueError(f"{name} has no integer for each token of input_ids {list(shape)}: it cannot be dealt over ranks")
+        columns[name] = value.cpu().flatten().long()
+    return columns, [end - begin for begin, end in pairwise(find_documents(shape, given))]
+
+
+class Dealer:
+    """What deals the steps of a group. All ranks call `told` and `dealt` alike."""
+
+    def __init__(self, group, shape, at_once, nano_batches, gradients, device=None):
+        """device: where an attached model's batches belong, which has pieces in the object alone, and rows of padding if none.
+
+        None: the caller's module is given pieces.
+        """
+        self.group, self.shape, self.nano_batches, self.gradients = group, shape, nano_batches, gradients
+        self.device, self.is_plain = device or "cpu", device is None
+        self.has_warned = False
+        self.under_way = None  # the step that was yielded last, while a loop runs
+        of = resolved(group)
+        self.rank, self.ranks = (dist.get_rank(of), dist.get_world_size(of)) if of is not None else (0, 1)
+        self.at_once = self.ranks if at_once is None else at_once
+        if not isinstance(self.at_once, int) or self.at_once < 1 or self.ranks % self.at_once:
+            raise ValueError(f"at_once = {at_once!r}: how many of {self.ranks} ranks' batches make a step, a divisor of it")
+        if gradients not in _GRADIENTS:
+            raise ValueError(f"gradients = {gradients!r}: 'mean' or 'sum'")
+
+    def told(self, batch, batches, error) -> tuple[dict, list]:
+        """(this rank's columns, what each rank has). Raises RuntimeError, on all ranks, where that does not fit together."""
+        columns, mine = {}, {"ended": batch is _END, "batches": batches}
+        if error is not None:
+            mine["error"] = f"its loader failed: {error}"
+        try:
+            if batch is not None and batch is not _END:
+                columns, lengths = _read(batch)
+                targets = int((columns["shift_labels"] != IGNORED).sum()) if "shift_labels" in columns else 0
+                rows = batch["input_ids"].shape[0]
+                mine |= {"lengths": lengths, "names": sorted(columns), "targets": targets,
+                         "samples": rows if rows > 1 else sum(map(bool, lengths)), "digest": _digest(columns["input_ids"])}
+        except Exception as raised:
+            mine["error"] = str(raised) if isinstance(raised, ValueError) else f"{type(raised).__name__}: {raised}"
+        said = [json.loads(text) for text in ops.all_texts(name_of(self.group), json.dumps(mine))]
+        names = [(rank, one["names"]) for rank, one in enumerate(said) if "names" in one]
+        for rank, one in enumerate(said):
+            if "error" in one:
+                raise RuntimeError(f"rank {rank}: {one['error']}")
+        for rank, these in names:
+            if these != names[0][1]:
+                raise RuntimeError(f"rank {rank} gives {', '.join(these)}, rank {names[0][0]} {', '.join(names[0][1])}: "
+                                   "the batches of all ranks have the same items")
+        digests = [one["digest"] for one in said if one.get("digest")]
+        if not self.has_warned and len(set(digests)) < len(digests):
+            same = next(one for one in digests if digests.count(one) > 1)
+            warnings.warn(_SAME_BATCH.format(*[rank for rank, one in enumerate(said) if one.get("digest") == same][:2]), stacklevel=2)
+            self.has_warned = True
+        return columns, said
+
+    def dealt(self, columns, said, first) -> dict:
+        """This rank's batch of what the ranks `first` to `first + at_once` give."""
+        givers = [one if first <= rank < first + self.at_once else {} for rank, one in enumerate(said)]
+        lengths = [length for one in givers for length in one.get("lengths", ())]
+        begins = [0, *accumulate(sum(one.get("lengths", ())) for one in givers)]
+        pieces, layout = _laid_out(lengths, self.ranks, self.shape, self.nano_batches)
+        mine = [torch.tensor(of_part, dtype=torch.int64, device="cpu").view(-1, 3) for of_part in pieces[self.rank]]
+        padding = torch.tensor([[-1 - self.rank, 0, 1]], device="cpu")
+        dealt = Dealt(name_of(self.group), [seg if self.is_plain or len(seg) else padding.clone() for seg in mine],
+                      [sum(end - begin for _, begin, end in of_part) for of_part in pieces[self.rank]],
+                      *(sum(one.get(name, 0) for one in givers) for name in ("targets", "samples")), *_routes(self.rank, layout, begins))
+        names = next((one["names"] for one in said if "names" in one), ["input_ids", "shift_labels"])
+        own = [columns[name] for name in names] if dealt.own else [torch.zeros(0, dtype=torch.int64, device="cpu")] * len(names)
+        rows = dealt.deal(torch.stack(own, 1))
+        batch = {name: rows[:, i][None].contiguous() for i, name in enumerate(names)}  # they are sent to the device last
+        if "position_ids" not in batch:
+            batch["position_ids"] = position_ids(torch.cat(mine))[None]
+        if "shift_labels" in batch:
+            batch["labels"] = batch["shift_labels"]
+        batch = {name: value.to(self.device) for name, value in batch.items()}
+        if self.is_plain:
+            batch["pieces"] = dealt.pieces[0]
+        batch[DEALT] = dealt
+        return batch
+
+    def items(self, targets):
+        """What the sum of a rank's losses is divided by."""
+        return max(targets, 1) / (self.ranks if self.gradients == "mean" else 1)
+
+    def each(self, loader):
+        """The batches of this rank. Raises RuntimeError where one rank's loader ends before another's."""
+        batches, count = iter(loader), 0
+        while True:
+            batch, columns, said = self._next(batches, count)
+            for rank, one in enumerate(said):
+                if one["ended"] != said[0]["ended"]:
+                    ended, other = (rank, 0) if one["ended"] else (0, rank)
+                    raise RuntimeError(f"the loader of rank {ended} ended after {said[ended]['batches']} batches, that of rank "
+                                       f"{other} goes on: all ranks have equally many batches (drop_last=True)")
+            if batch is _END:
+                return
+            count += 1
+            note_given(name_of(self.group), [one.get("lengths", ()) for one in said])
+            for first in range(0, self.ranks, self.at_once):
+                yield self.dealt(columns, said, first)
+
+    def until_all_have_ended(self, loader):
+        """The same, where ranks may have unequal numbers of batches, and steps without tokens are left out."""
+        batches, count = iter(loader), 0
+        while True:
+            _, columns, said = self._next(batches, count)
+            if all(one["ended"] for one in said):
+                return
+            count += 1
+            for first in range(0, self.ranks, self.at_once):
+                if any(one.get("lengths") for one in said[first : first + self.at_once]):
+                    yield self.dealt(columns, said, first)
+
+    def _next(self, batches, count):
+        """(the next batch or _END, what `told` returns of it). An error of this rank's loader is raised on all ranks."""
+        batch = error = None
+        try:
+            batch = next(batches, _END)
+        except Exception as raised:
+            error = raised
+        try:
+            return batch, *self.told(batch, count, error)
+        except RuntimeError:
+            if error is not None:
+                raise error from None
+            raise
+
+    def sums_of(self, mine) -> list:
+        """The sums over all ranks, in their order."""
+        of_ranks = [json.loads(text) for text in ops.all_texts(name_of(self.group), json.dumps(mine))]
+        return [math.fsum(values) for values in zip(*of_ranks)]
+
+
+def _laid_out(lengths, ranks, shape, nano_batches):
+    """[ranks][nano-batches][pieces] of documents of these lengths, and [ranks] the ranges of their rows in the batch."""
+    begins = [0, *accumulate(lengths)]
+    pieces, layout = [[] for _ in range(ranks)], [[] for _ in range(ranks)]
+    for documents in deal(lengths, nano_batches):
+        places = [0, *accumulate(lengths[document] for document in documents)]
+        plan = plan_batch(places, ranks, shape)
+        for rank, ranges in enumerate(plan.tokens):
+            found = [(documents[i], begin, end) for i, begin, end in pieces_of(places, ranges)]
+            pieces[rank].append(found)
+            layout[rank] += [(begins[document] + begin, begins[document] + end) for document, begin, end in found]
+    return pieces, layout
+
+
+def _routes(rank, layout, begins) -> tuple:
+    """`own` and what follows it in `Dealt`.
+
+    layout: [ranks] the ranges of each rank's rows in the batch. begins: [ranks + 1] where the rows that each rank gives begin.
+    """
+    first, last = begins[rank], begins[rank + 1]
+    sent = [[_run(max(begin, first) - first, min(end, last) - first)
+             for begin, end in ranges if max(begin, first) < min(end, last)] for ranges in layout]
+    received, row = [[] for _ in layout], 0  # of this rank
+    for begin, end in layout[rank]:
+        while begin < end:
+            giver = bisect_right(begins, begin) - 1
+            count = min(end, begins[giver + 1]) - begin
+            received[giver].append(_run(row, row + count))
+            begin, row = begin + count, row + count
+
+    def joined(parts):
+        return torch.cat([one for of_rank in parts for one in of_rank] or [_run(0, 0)])
+
+    def counts(parts):
+        return [sum(map(len, of_rank)) for of_rank in parts]
+
+    return last - first, counts(sent), joined(sent), counts(received), joined(received)

@@ -1,0 +1,78 @@
+"""A Trainer whose steps are dealt over the ranks: `distca.transformers.shard(trainer)`."""
+
+import functools
+
+import torch
+import transformers.trainer
+from accelerate.utils import DistributedType
+
+from distca._deal import DEALT
+from distca._served import refuse
+from distca._shard import Planned, Steps, steps
+
+_LOSSES = ("transformers.trainer", "trl.trainer.sft_trainer")  # where a loss is that takes shift_labels
+
+
+def shard_trainer(trainer, dealer, of_evaluation):
+    """Deals the steps of this Trainer, and the batches of its evaluations one by one. Raises ValueError."""
+    args, accelerator, of_loss = trainer.args, trainer.accelerator, type(trainer).compute_loss
+    refuse(
+        (not of_loss.__module__.startswith(_LOSSES), f"compute_loss of {type(trainer).__name__} is its own: labels are shifted and "
+                                                     "dealt already, so Trainer and SFTTrainer are served"),
+        (trainer.compute_metrics is not None, "compute_metrics reads the predictions of whole rows: distca.unshard in a loop of "
+                                              "your own gives them"),
+        (trainer.compute_loss_func is not None, "compute_loss_func reads labels that are shifted and dealt already: not served"),
+        (trainer.label_smoother is not None, "label_smoothing_factor: its loss shifts labels that are shifted already, set it to 0"),
+        (not args.average_tokens_across_devices, "average_tokens_across_devices = False: ranks have unequal numbers of targets, "
+                                                 "set it to True"),
+        (accelerator.distributed_type == DistributedType.DEEPSPEED, "DeepSpeed is not served: DDP or FSDP2"),
+        (accelerator.dispatch_batches is True, "dispatch_batches = True: each rank reads its own batches, set it to False"),
+        (dealer.ranks != accelerator.num_processes, f"the model shares attention among {dealer.ranks} ranks, and the trainer has "
+                                                    f"{accelerator.num_processes}: attach the model to all of them"),
+        (hasattr(trainer, "distca_dealer"), "the steps of this trainer are dealt already"),
+    )
+    trainer.distca_dealer = dealer
+    of_train, of_eval, samples = trainer.get_train_dataloader, trainer.get_eval_dataloader, trainer.get_batch_samples
+
+    def get_eval_dataloader(*given, **named):
+        loader = of_eval(*given, **named)
+        if hasattr(loader.batch_sampler, "even_batches"):
+            loader.batch_sampler.even_batches = False  # else Accelerate repeats samples
+        trainer.gather_function = gather_function  # Trainer sets its own after each evaluation
+        return Planned(Steps(of_evaluation, loader, 1, is_evaluation=True))
+
+    def get_batch_samples(*given, **named):
+        """Targets are counted by who has dealt them, since not every version of Trainer knows shift_labels."""
+        batches, items = samples(*given, **named)
+        if any(DEALT not in batch for batch in batches):
+            raise ValueError("a batch of this trainer was not dealt: its loader was replaced after distca.transformers.shard")
+        if items is None:
+            return batches, None
+        return batches, torch.tensor(max(1, sum(batch[DEALT].targets for batch in batches)), device=args.device)
+
+    gather = trainer.gather_function
+
+    def gather_function(values, *given, **named):
+        """Of the losses of an evaluation, of which each rank has its share: one for each sample, as in one process."""
+        gathered, dealt = gather(values, *given, **named), of_evaluation.under_way
+        return gathered if dealt is None else gathered.view(of_evaluation.ranks, -1).mean(0)[: dealt.samples]
+
+    trainer.get_train_dataloader = lambda: steps(dealer, of_train())
+    trainer.get_eval_dataloader, trainer.get_batch_samples = get_eval_dataloader, get_batch_samples
+    if not hasattr(transformers.trainer.skip_first_batches, "distca"):
+        transformers.trainer.skip_first_batches = _skipping(transformers.trainer.skip_first_batches)
+
+
+def _skipping(skip_first_batches):
+    """The function with which a resumed Trainer skips batches, and that skips steps of ours as well."""
+
+    @functools.wraps(skip_first_batches)
+    def skipped(loader, num_batches=0):
+        dealt = getattr(loader, "distca_steps", None)
+        if not isinstance(dealt, Steps):
+            return skip_first_batches(loader, num_batches)
+        whole, rest = divmod(num_batches, dealt.turns)
+        return dealt.over(skip_first_batches(dealt.loader, whole), rest)
+
+    skipped.distca = True
+    return skipped
