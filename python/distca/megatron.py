@@ -3,19 +3,23 @@
     import distca.megatron
     spec = distca.megatron.use(get_gpt_layer_local_spec(...))
 
-Ranks that share their attention are those of Megatron's data-parallel group: with tensor parallelism each rank
-balances its own heads, with pipeline parallelism each stage its own layers. All ranks of that group call the model
-equally often.
+Ranks that share their attention are those of Megatron's data-parallel group, context-parallel ranks among them: with
+tensor parallelism each rank balances its own heads, with pipeline parallelism each stage its own layers. All ranks of
+that group call the model equally often.
 
 Documents. With `packed_seq_params` (qkv_format "thd"), `cu_seqlens_q` says where they begin. The layers of one forward
 share one plan because they get the same tensor, so each micro-batch has a `cu_seqlens_q` of its own. Where
 `cu_seqlens_q_padded` says that room is left behind them, O is 0 there. Without `packed_seq_params`, each of the b
 sequences of [s, b, ...] is a document of s tokens.
 
+Context parallelism. Megatron gives each of the CP ranks two of 2 CP chunks of each document, or of each sequence, whose
+length is a multiple of 2 CP. `cu_seqlens_q` is that of the documents before they were cut. `cp_comm_type` is not read.
+
 Recomputation. Attention keeps its Q, K, V and O for backward, and none of its scores. So recomputing `core_attn` saves
 nothing here: what is kept is returned, and nothing is sent or computed again.
 
-Gradients off. Every rank computes alone and sends nothing; Megatron's static inference contexts are served.
+Gradients off. Every rank computes alone and sends nothing; Megatron's static inference contexts are served. Under
+context parallelism, all ranks compute together then, too: they evaluate equally often, and without a cache of keys.
 
 Errors. ValueError, in one line and before anything is sent, names what is not served. Threads. As `distca.attention`.
 """
@@ -40,6 +44,7 @@ from megatron.core.transformer.utils import is_layer_window_attention  # noqa: E
 from torch.utils.weak import WeakIdKeyDictionary  # noqa: E402
 
 from distca._attention import attention  # noqa: E402
+from distca._megatron_context import context_of, is_room, pieces_at, pieces_of  # noqa: E402
 from distca._served import is_checkpointed, refuse  # noqa: E402
 
 __all__ = ["use", "CoreAttention"]
@@ -82,13 +87,18 @@ def _replaced(part):
 
 
 def _check_config(config):
-    granularity, dropout = config.recompute_granularity, config.attention_dropout
+    granularity, dropout, cp = config.recompute_granularity, config.attention_dropout, config.context_parallel_size
+    layout = getattr(config, "attention_cp_layout", "zigzag")  # 0.19 and older ones know no other
     offloads = config.fine_grained_activation_offloading and "core_attn" in config.offload_modules
     refuse(
         (dropout != 0,
          f"attention_dropout = {dropout} (TransformerConfig's default is 0.1): dropout is not served, set 0"),
-        (config.context_parallel_size > 1,
-         f"context_parallel_size = {config.context_parallel_size}: 1, as data-parallel ranks share attention"),
+        (getattr(config, "hybrid_context_parallel", False),
+         "hybrid_context_parallel = True is not served: context_parallel_size ranks have a part of each document"),
+        (cp > 1 and config.mtp_num_layers,
+         f"mtp_num_layers = {config.mtp_num_layers} with context_parallel_size = {cp} is not served: it shifts tokens across "
+         "the parts of a document"),
+        (cp > 1 and layout != "zigzag", f"attention_cp_layout = {layout!r}: 'zigzag'"),
         (config.fp16, "fp16 = True: float16 is not served, but bfloat16 and float32 are"),
         (config.fp8, f"fp8 = {config.fp8!r}: fp8 is not served"),
         (config.fp4, f"fp4 = {config.fp4!r}: fp4 is not served"),
@@ -101,16 +111,35 @@ def _check_config(config):
     )
 
 
-def _group_of(pg_collection):
-    """The data-parallel group, which the layers are handed or which Megatron's parallel state knows. None: no other rank."""
-    for name in ("dp", "dp_cp"):  # there are no context-parallel ranks: these two are one
+def _group_of(pg_collection, is_cut):
+    """The data-parallel group, which the layers are handed or which Megatron's parallel state knows. None: no other rank.
+
+    is_cut: documents are cut over context-parallel ranks, which it has as well then.
+    """
+    for name in ("dp_cp",) if is_cut else ("dp", "dp_cp"):  # without context-parallel ranks, these two are one
         if getattr(pg_collection, name, None) is not None:
             return getattr(pg_collection, name)
     if parallel_state.model_parallel_is_initialized():
-        return parallel_state.get_data_parallel_group()
+        return parallel_state.get_data_parallel_group(with_context_parallel=is_cut)
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        raise ValueError("there is no data-parallel group: give pg_collection one as dp, or initialize_model_parallel")
+        raise ValueError(f"there is no data-parallel group: give pg_collection one as {'dp_cp' if is_cut else 'dp'}, or "
+                         "initialize_model_parallel")
     return None
+
+
+def _groups_of(pg_collection, cp):
+    """(the ranks that share attention, the Context that their documents are cut over, or None)."""
+    if cp == 1:
+        return _group_of(pg_collection, False), None
+    group = getattr(pg_collection, "cp", None)
+    if group is None and parallel_state.model_parallel_is_initialized():
+        group = parallel_state.get_context_parallel_group()
+    found = 0 if group is None else group.size()
+    if found != cp:
+        raise ValueError(f"context_parallel_size = {cp}, and the context-parallel group has {found or 'no'} ranks: give "
+                         "pg_collection one as cp, or initialize_model_parallel")
+    shared = _group_of(pg_collection, True)
+    return shared, context_of(group, shared)
 
 
 @dataclass(frozen=True)
@@ -118,7 +147,7 @@ class _Unpacked:
     """The forward without packed_seq_params whose layers come one after another."""
 
     layer: int  # the last one that came
-    shape: tuple  # (s, b)
+    shape: tuple  # (s, b, Context)
     cu_seqlens: torch.Tensor
 
 
@@ -127,34 +156,48 @@ _checked = WeakIdKeyDictionary()  # attention masks that were found to hide noth
 _kept = WeakKeyDictionary()  # CoreAttention -> {query: (inputs, O)} of calls that Megatron will make again in backward
 
 
-def _cu_seqlens_of_rows(layer, s, b) -> torch.Tensor:
-    """[b + 1] of b documents of s tokens: one tensor for the layers of a forward, which come in ascending order.
+def _cu_seqlens_of_rows(layer, s, b, context=None) -> torch.Tensor:
+    """[b + 1] of b documents of s tokens, or their pieces in a context: one tensor for the layers of a forward.
+
+    These come in ascending order.
 
     Megatron hands the layers nothing that belongs to their forward alone, so a forward is a run of successive layers.
     With interleaved stages, those of another micro-batch may come between them: `_of_rows` refuses that.
     """
     last = _latest.get()
-    goes_on = last is not None and last.layer + 1 == layer and last.shape == (s, b)
-    cu_seqlens = last.cu_seqlens if goes_on else torch.arange(b + 1, dtype=torch.int32, device="cpu") * s
-    _latest.set(_Unpacked(layer, (s, b), cu_seqlens))
+    if last is not None and last.layer + 1 == layer and last.shape == (s, b, context):
+        cu_seqlens = last.cu_seqlens
+    elif context is not None:
+        cu_seqlens = pieces_at([s * i for i in range(b + 1)], context)
+    else:
+        cu_seqlens = torch.arange(b + 1, dtype=torch.int32, device="cpu") * s
+    _latest.set(_Unpacked(layer, (s, b, context), cu_seqlens))
     return cu_seqlens
 
 
-def _check_mask(mask, s, ones_are_ignored):
+def _is_causal(mask, s, context):
+    """Whether it is the causal mask [..., s, s] of whole sequences, or those of its rows that this rank has."""
+    if mask.dtype != torch.bool or mask.dim() < 2 or mask.shape[-1] != s:
+        return False
+    keys = torch.arange(s, device=mask.device)
+    queries = keys if context is None or mask.shape[-2] == s else context.positions(s).to(mask.device)
+    return mask.shape[-2] == queries.numel() and bool((mask == (keys > queries[:, None])).all())
+
+
+def _check_mask(mask, s, ones_are_ignored, context=None):
     """Refuses a mask that hides more or less than keys behind their query. True hides; a mask of nothing else says nothing.
 
-    s: of a mask [..., s, s] that may be the causal one; None: none may. ones_are_ignored: as Megatron's kernels do with a
-      mask where they make the causal one themselves.
+    s: of whole sequences, of which a mask may be the causal one; None: none may. ones_are_ignored: as Megatron's kernels do
+      with a mask where they make the causal one themselves.
     """
     if mask is None:
         return
     # None: nobody can tell whether it was written to. On the CPU, numpy writes and leaves the version as it was.
     found = (None if mask.is_inference() or mask.device.type == "cpu" else
-             (mask._version, s is None, ones_are_ignored))
+             (mask._version, s, ones_are_ignored, context))
     if found and _checked.get(mask) == found:
         return
-    is_causal = s is not None and mask.shape[-2:] == (s, s) and mask.dtype == torch.bool and bool(
-        (mask == torch.ones(s, s, dtype=torch.bool, device=mask.device).triu(1)).all())
+    is_causal = s is not None and _is_causal(mask, s, context)
     if not is_causal and not (ones_are_ignored and mask.bool().all()):
         raise ValueError("attention_mask beside packed_seq_params: None" if s is None else
                          "attention_mask is not the causal one: padding is not served, and documents are given by "
@@ -180,10 +223,10 @@ def _padded(packed):
 
 
 def _is_room(cu_seqlens, padded, tokens):
-    """[tokens, 1]: whether a token belongs to no document."""
+    """[tokens] Whether a token belongs to no document."""
     places = padded[:-1].repeat_interleave(padded.diff(), output_size=tokens)
     lengths = cu_seqlens.diff().repeat_interleave(padded.diff(), output_size=tokens)
-    return (torch.arange(tokens, device=padded.device) - places >= lengths)[:, None]
+    return torch.arange(tokens, device=padded.device) - places >= lengths
 
 
 class _Kept(torch.autograd.Function):
@@ -227,7 +270,7 @@ class CoreAttention(MegatronModule):
         self.recomputes = config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
         self.softmax_scale = softmax_scale
         self.window_left = window[0]
-        self.group = _group_of(pg_collection)
+        self.group, self.context = _groups_of(pg_collection, config.context_parallel_size)
 
     def forward(self, query, key, value, attention_mask, /, *, attn_mask_type=None, attention_bias=None,
                 packed_seq_params=None):
@@ -236,7 +279,8 @@ class CoreAttention(MegatronModule):
         query, key, value: [s, b, heads, head_dim], or [t, heads, head_dim] with packed_seq_params; key and value may
           have fewer heads.
         attention_mask: None, or without packed_seq_params the causal mask [..., s, s], in which True hides a key, or a mask
-          of ones, which Megatron's kernels ignore as well.
+          of ones, which Megatron's kernels ignore as well. Under context parallelism, s of it is that of whole sequences,
+          and it may be the rows [..., s / CP, s] of this rank, as Megatron cuts it.
         """
         inputs = query, key, value
         given = dict(attn_mask_type=attn_mask_type, attention_bias=attention_bias, packed_seq_params=packed_seq_params)
@@ -272,7 +316,8 @@ class CoreAttention(MegatronModule):
             raise ValueError(f"attn_mask_type = {attn_mask_type}: causal or padding_causal")
         ones_are_ignored = packed_seq_params is not None or (attn_mask_type or self.attn_mask_type) == AttnMaskType.causal
         if not decodes:
-            _check_mask(attention_mask, query.shape[0] if packed_seq_params is None else None, ones_are_ignored)
+            s = self._length_of_rows(query) if packed_seq_params is None else None
+            _check_mask(attention_mask, s, ones_are_ignored, self.context)
         if packed_seq_params is not None:
             return self._of_packed(query, key, value, packed_seq_params)
         return self._of_rows(query, key, value, trains)
@@ -283,40 +328,67 @@ class CoreAttention(MegatronModule):
                       window_size=(self.window_left, 0), group=self.group, layer=self.layer_number - 1)
         return o.flatten(1)
 
-    def _of_packed(self, query, key, value, packed):
-        cu_seqlens = packed.cu_seqlens_q
+    def _check_packed(self, packed):
+        """Raises ValueError for parameters that say what is not served."""
+        cp, group, local_cp = self.config.context_parallel_size, packed.cp_group, packed.local_cp_size
         refuse(
             (packed.qkv_format != "thd",
              f"packed_seq_params.qkv_format = {packed.qkv_format!r}: 'thd', or no packed_seq_params"),
-            (cu_seqlens is None, "packed_seq_params.cu_seqlens_q is None: [documents + 1]"),
-            (packed.cp_group is not None and packed.cp_group.size() > 1 or (packed.local_cp_size or 1) > 1,
-             "packed_seq_params.cp_group has several ranks: context parallelism is not served"),
+            (packed.cu_seqlens_q is None, "packed_seq_params.cu_seqlens_q is None: [documents + 1]"),
+            (local_cp is not None and (cp > 1 or local_cp > 1),
+             f"packed_seq_params.local_cp_size = {local_cp} is not served: all documents are cut over context_parallel_size = "
+             f"{cp} ranks"),
+            (group is not None and self.context is None and group.size() > 1,
+             "packed_seq_params.cp_group has several ranks, and context_parallel_size = 1: as many"),
+            (group is not None and self.context is not None and not self.context.is_of(group),
+             "packed_seq_params.cp_group is another group than that of the layer: None, or that one"),
         )
+
+    def _of_packed(self, query, key, value, packed):
+        self._check_packed(packed)
+        cu_seqlens = packed.cu_seqlens_q
         cu_seqlens_k = cu_seqlens if packed.cu_seqlens_kv is None else packed.cu_seqlens_kv
         padded = _padded(packed)
-        if padded is None:
+        if padded is None and self.context is None:
             return self._attend(query, key, value, cu_seqlens, cu_seqlens_k)
         if cu_seqlens_k is not cu_seqlens and not torch.equal(cu_seqlens_k, cu_seqlens):
             raise ValueError("cu_seqlens_q and cu_seqlens_kv differ: cross attention is not served")
+        places = cu_seqlens if padded is None else padded
+        held = places if self.context is None else pieces_of(places, self.context)
+        o = self._attend(query, key, value, held, held)
+        if padded is None:
+            return o
         # No token of a document sees the room behind it.
-        o = self._attend(query, key, value, padded, padded)
-        return o.masked_fill(_is_room(cu_seqlens, padded, o.shape[0]).to(o.device), 0)
+        room = _is_room(cu_seqlens, padded, o.shape[0]) if self.context is None else is_room(cu_seqlens, held)
+        return o.masked_fill(room[:, None].to(o.device), 0)
+
+    def _length_of_rows(self, query):
+        """s of whole sequences."""
+        if self.context is None:
+            return query.shape[0]
+        s = query.shape[0] * self.context.size
+        if s % self.context.chunks != 0:
+            raise ValueError(f"sequences of {s} tokens under context_parallel_size = {self.context.size}: a multiple of "
+                             f"{self.context.chunks}")
+        return s
 
     def _of_rows(self, query, key, value, trains):
         interleaved = self.config.virtual_pipeline_model_parallel_size or 1
         refuse(
-            (trains and interleaved > 1,
+            ((trains or self.context is not None) and interleaved > 1,
              f"virtual_pipeline_model_parallel_size = {interleaved} needs packed_seq_params with qkv_format = 'thd'"),
             (trains and is_checkpointed(),
              "attention under torch.utils.checkpoint needs packed_seq_params with qkv_format = 'thd'"),
         )
         s, b = query.shape[:2]
         rows = [x.transpose(0, 1).flatten(0, 1) for x in (query, key, value)]
-        cu_seqlens = _cu_seqlens_of_rows(self.layer_number, s, b)
+        cu_seqlens = _cu_seqlens_of_rows(self.layer_number, self._length_of_rows(query), b, self.context)
         return self._attend(*rows, cu_seqlens, cu_seqlens).view(b, s, -1).transpose(0, 1).contiguous()
 
     def _of_cached_keys(self, query, key, value):
         """Inference: `query` are the last of the tokens whose keys a cache holds."""
+        if self.context is not None:
+            raise ValueError(f"a cache of keys under context_parallel_size = {self.context.size} is not served")
         keys = torch.arange(key.shape[0], device="cpu")
         at = keys[key.shape[0] - query.shape[0] :, None] - keys[None]
         seen = (at >= 0) & (at <= self.window_left) if self.window_left >= 0 else at >= 0

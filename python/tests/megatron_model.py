@@ -1,6 +1,7 @@
 """Megatron-Core's GPTModel on CPUs, in ranks and in one process with PyTorch's own attention: what tests compare."""
 
 import contextlib
+import copy
 import functools
 import re
 import warnings
@@ -59,6 +60,7 @@ def on_cpu():
     if torch.cuda.current_device is cpu:
         return
     torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.current_stream = cpu, cpu, lambda: None
+    torch.Tensor.cuda = lambda tensor, *_, **named: tensor
     random._get_all_rng_states, random._set_all_rng_states, random._fork_rng = tuple, lambda *_: None, contextlib.nullcontext
     for name in ("zeros", "tensor"):
         setattr(torch, name, on_this_device(getattr(torch, name)))
@@ -76,21 +78,23 @@ def on_this_device(function):
     def called(*arguments, **keywords):
         if keywords.get("device") == "cuda":
             keywords["device"] = "cpu"
+        keywords.pop("pin_memory", None)
         return function(*arguments, **keywords)
 
     return called
 
 
-_divisions = {}  # (tensor-parallel, pipeline-parallel ranks) -> what Megatron keeps of its groups
+_divisions = {}  # (tensor-, pipeline-, context-parallel ranks) -> what Megatron keeps of its groups
 
 
-def divide(tensor_parallel, pipeline_parallel):
+def divide(tensor_parallel, pipeline_parallel, context_parallel=1):
     """Gives Megatron its groups of this many ranks. They are made once and stay."""
     on_cpu()
-    wanted, state = (tensor_parallel, pipeline_parallel), vars(parallel_state)
+    wanted, state = (tensor_parallel, pipeline_parallel, context_parallel), vars(parallel_state)
     if wanted not in _divisions:
         parallel_state.destroy_model_parallel()
-        parallel_state.initialize_model_parallel(*wanted)
+        parallel_state.initialize_model_parallel(
+            tensor_parallel, pipeline_parallel, context_parallel_size=context_parallel)
         _divisions[wanted] = {name: value for name, value in state.items() if name.startswith("_") and name.isupper()}
     state.update(_divisions[wanted])
 
@@ -156,6 +160,34 @@ class Batch:
     def logits(self, model):
         return model(self.tokens, self.positions, None, packed_seq_params=self.packed())
 
+    def cut(self, rank, ranks):
+        return CutBatch(self, rank, ranks)
+
+
+class CutBatch:
+    """What one of context-parallel ranks has of a batch, with room behind documents that are not to be cut without."""
+
+    def __init__(self, batch, rank, ranks):
+        rooms = [-length % (2 * ranks) for length in batch.lengths]
+        self.lengths, self.room = batch.lengths, sum(rooms) > 0
+        self.padded = [length + room for length, room in zip(batch.lengths, rooms)]
+        self.tokens, self.labels, self.positions = (
+            torch.cat([zigzag(F.pad(one, (0, room), value=value), rank, ranks)
+                       for one, room in zip(rows.split(batch.lengths, dim=1), rooms)], dim=1)
+            for rows, value in ((batch.tokens, 0), (batch.labels, NO_TARGET), (batch.positions, 0)))
+
+    def logits(self, model):
+        cu_seqlens, longest = cu_seqlens_of(self.lengths), max(self.padded)
+        padded = cu_seqlens_of(self.padded) if self.room else None
+        packed = PackedSeqParams("thd", cu_seqlens, cu_seqlens, padded, padded, longest, longest)
+        return model(self.tokens, self.positions, None, packed_seq_params=packed)
+
+
+def zigzag(rows, rank, ranks, dim=1):
+    """Chunks `rank` and 2 ranks - 1 - rank."""
+    chunks = rows.chunk(2 * ranks, dim)
+    return torch.cat([chunks[rank], chunks[-1 - rank]], dim)
+
 
 class Rows:
     """Sequences of equal length, which are not packed."""
@@ -169,6 +201,14 @@ class Rows:
 
     def logits(self, model):
         return model(self.tokens, self.positions, self.mask)
+
+    def cut(self, rank, ranks):
+        """What one of context-parallel ranks has."""
+        cut = copy.copy(self)
+        cut.tokens, cut.labels, cut.positions = (
+            zigzag(rows, rank, ranks) for rows in (self.tokens, self.labels, self.positions))
+        cut.mask = zigzag(self.mask, rank, ranks, dim=2)  # as Megatron's get_batch_on_this_cp_rank does
+        return cut
 
 
 def targets_of(labels):
@@ -221,19 +261,22 @@ def play(model, batches, forward_only=False):
     return sum(one["loss"].item() for one in found)
 
 
-def compare(batches_of, tp, pp, dtype, **changes):
+def compare(batches_of, tp, pp, dtype, cp=1, **changes):
     """{what differs, relative to the reference: how much}, {what was done}. batches_of: DP rank -> micro-batches."""
-    divide(tp, pp)
+    divide(tp, pp, cp)
     dp_group = parallel_state.get_data_parallel_group()
+    shared = parallel_state.get_data_parallel_group(with_context_parallel=True) if cp > 1 else dp_group
     everybody = [batch for rank in range(dp_group.size()) for batch in batches_of(rank)]
     wide = torch.float32 if dtype == torch.bfloat16 else dtype
     reference, loss = reference_of(config_of(wide, **changes), everybody)
-    model = balanced_of(config_of(dtype, tp, pp, **changes), reference)
-    before = ours.statistics(dp_group)
+    model = balanced_of(config_of(dtype, tp, pp, context_parallel_size=cp, **changes), reference)
+    before = ours.statistics(shared)
     mine = batches_of(dp_group.rank())
+    if cp > 1:
+        mine = [batch.cut(parallel_state.get_context_parallel_rank(), cp) for batch in mine]
     summed = torch.tensor(play(model, mine), dtype=torch.float64)
-    after = ours.statistics(dp_group)
-    dist.all_reduce(summed, group=dp_group)
+    after = ours.statistics(shared)
+    dist.all_reduce(summed, group=shared)
     pairs = {name: (parameter.main_grad, part(whole.grad)) for (name, _), (parameter, whole, part) in
              zip(model.module.named_parameters(), shards(model.module, reference), strict=True)}
     differs = {name: distance(*pair) for name, pair in pairs.items()}

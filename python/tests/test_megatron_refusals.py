@@ -35,7 +35,10 @@ def core_attention(softmax_scale=None, attn_mask_type=AttnMaskType.causal, atten
 CONFIGS = [
     (dict(attention_dropout=0.1),
      r"attention_dropout = 0.1 \(TransformerConfig's default is 0.1\): dropout is not served"),
-    (dict(context_parallel_size=2), "context_parallel_size = 2: 1, as data-parallel"),
+    (dict(context_parallel_size=2), "context_parallel_size = 2, and the context-parallel group has no ranks: give"),
+    (dict(context_parallel_size=2, mtp_num_layers=1),
+     "mtp_num_layers = 1 with context_parallel_size = 2 is not served: it shifts tokens across"),
+    (dict(hybrid_context_parallel=True), "hybrid_context_parallel = True is not served"),
     (dict(fp16=True), "fp16 = True: float16 is not served"),
     (dict(softmax_type="learnable"), "softmax_type = 'learnable': attention sinks are not served"),
     (dict(softmax_type="off-by-one"), "softmax_type = 'off-by-one': attention sinks are not served"),
@@ -62,6 +65,13 @@ def test_fp8_and_fp4_are_refused():
         with pytest.raises(ValueError, match=f"{kind} = 'e4m3': {kind} is not served"):
             distca.megatron.CoreAttention(config=config, layer_number=1, attn_mask_type=AttnMaskType.causal,
                                           attention_type="self", pg_collection=types.SimpleNamespace(dp=object()))
+
+
+def test_another_layout_of_context_parallel_ranks_is_refused():
+    config = megatron.config_of(torch.float64, context_parallel_size=2)
+    config.attention_cp_layout = "contiguous"  # of versions behind 0.19
+    with pytest.raises(ValueError, match="attention_cp_layout = 'contiguous': 'zigzag'"):
+        distca.megatron._check_config(config)
 
 
 def test_selective_recomputation_is_served():
@@ -126,7 +136,9 @@ CALLS = [
     (dict(packed_seq_params=packed(cu_seqlens_q_padded=cu_seqlens_of([3, 4, 0]))), "cu_seqlens_q_padded does not fit"),
     (dict(packed_seq_params=packed(cu_seqlens_kv_padded=cu_seqlens_of([4, 4]))), "cu_seqlens_kv_padded does not fit"),
     (dict(packed_seq_params=packed(cu_seqlens_q_padded=cu_seqlens_of([4, 4]))), "cu_seqlens_q ends with 8, q has 7"),
-    (dict(packed_seq_params=packed(local_cp_size=2)), "packed_seq_params.cp_group has several ranks: context"),
+    (dict(packed_seq_params=packed(local_cp_size=2)), "packed_seq_params.local_cp_size = 2 is not served: all documents"),
+    (dict(packed_seq_params=packed(cp_group=types.SimpleNamespace(size=lambda: 2))),
+     "packed_seq_params.cp_group has several ranks, and context_parallel_size = 1: as many"),
     (dict(packed_seq_params=packed(), attention_mask=FULL), "attention_mask beside packed_seq_params: None"),
     (dict(packed_seq_params=packed(), **NO_MASK), "attn_mask_type = AttnMaskType.no_mask: causal or padding_causal"),
     (dict(attention_bias=torch.zeros(7, 7)), "attention_bias is not served"),
