@@ -61,7 +61,7 @@ rm -rf "$folder/staged"
 mkdir -p "$folder/staged"
 cp -r --parents -t "$folder/staged" pyproject.toml CMakeLists.txt python/distca
 cmake --install build/release --strip --component python --prefix "$folder/staged/python" >"$folder/build.log"
-make_wheel dist "$folder/staged" -C wheel.cmake=false -C wheel.platlib=true
+make_wheel dist "$folder/staged" --config-settings wheel.cmake=false --config-settings wheel.platlib=true
 
 # What a build says that cannot be: neither compiles anything.
 refused() {  # WHAT LINE COMMAND...: the command fails and says the line

@@ -145,7 +145,7 @@ class BatchPlan {
   /// The (query, key) pairs of the busiest rank, divided by its share of all pairs by capacity. 1
   /// is perfect.
   double max_over_mean() const;
-  /// What max_over_mean() would be if each rank computed what it holds, all of it and nothing else.
+  /// The value of max_over_mean() if each rank computed what it holds, all of it and nothing else.
   double max_over_mean_at_home() const;
   /// The bytes that all ranks send in the forward of a layer.
   int64_t sent_bytes() const;
