@@ -138,6 +138,16 @@ std::vector<std::vector<Range>> tokens_of(const Plan& plan) {
   return tokens;
 }
 
+/// BatchPlan::max_over_mean_at_home.
+double at_home_of(const Plan& plan) {
+  std::vector<int64_t> pairs(plan.load.size(), 0);
+  for (int rank = 0; rank < plan.layout.num_workers(); ++rank) {
+    for (const Segment& segment : plan.layout.workers[rank])
+      pairs[rank] += plan.shape.mask.pairs(segment.tokens, {0, segment.tokens.end});
+  }
+  return distca::max_over_mean(plan.cluster, pairs);
+}
+
 std::optional<int64_t> tolerance_ppm_of(const BatchRequest& request) {
   if (!request.tolerance) return std::nullopt;
   const double tolerance = *request.tolerance;  // the comparisons are false for what is no number
@@ -170,6 +180,7 @@ struct BatchPlan::State {
   Plan plan;
   std::string hash;
   std::vector<std::vector<Range>> tokens;
+  double at_home;
 };
 
 BatchPlan::BatchPlan(Plan plan) {
@@ -180,7 +191,9 @@ BatchPlan::BatchPlan(Plan plan) {
   require(faults.empty(), "{}", faults.empty() ? "" : faults[0]);
   std::string hash = plan_hash(plan);
   std::vector<std::vector<Range>> tokens = tokens_of(plan);
-  state_ = std::make_shared<const State>(std::move(plan), std::move(hash), std::move(tokens));
+  const double at_home = at_home_of(plan);
+  state_ = std::make_shared<const State>(
+      State{std::move(plan), std::move(hash), std::move(tokens), at_home});
 }
 
 BatchPlan BatchPlan::from_json(std::string_view json) { return BatchPlan(plan_from_json(json)); }
@@ -193,15 +206,7 @@ int64_t BatchPlan::num_tokens(int rank) const {
   return tokens;
 }
 double BatchPlan::max_over_mean() const { return distca::max_over_mean(state_->plan); }
-double BatchPlan::max_over_mean_at_home() const {
-  const Plan& plan = state_->plan;
-  std::vector<int64_t> pairs(plan.load.size(), 0);
-  for (int rank = 0; rank < plan.layout.num_workers(); ++rank) {
-    for (const Segment& segment : plan.layout.workers[rank])
-      pairs[rank] += plan.shape.mask.pairs(segment.tokens, {0, segment.tokens.end});
-  }
-  return distca::max_over_mean(plan.cluster, pairs);
-}
+double BatchPlan::max_over_mean_at_home() const { return state_->at_home; }
 int64_t BatchPlan::sent_bytes() const {
   int64_t bytes = 0;
   for (const ServerLoad& load : state_->plan.load) bytes += load.send_bytes + load.o_send_bytes;

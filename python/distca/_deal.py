@@ -14,7 +14,7 @@ import torch.distributed as dist
 from distca._group import name_of, note_given, resolved
 from distca._nano_batches import Part, deal, find_documents
 from distca._ops import ops
-from distca.pieces import pieces_of, position_ids
+from distca.pieces import cut, position_ids
 from distca.plan import plan_batch
 
 IGNORED = -100  # a target that is none
@@ -155,13 +155,18 @@ class Dealer:
         pieces, layout = _laid_out(lengths, self.ranks, self.shape, self.nano_batches)
         mine = [torch.tensor(of_part, dtype=torch.int64, device="cpu").view(-1, 3) for of_part in pieces[self.rank]]
         padding = torch.tensor([[-1 - self.rank, 0, 1]], device="cpu")
-        dealt = Dealt(name_of(self.group), [seg if self.is_plain or len(seg) else padding.clone() for seg in mine],
-                      [sum(end - begin for _, begin, end in of_part) for of_part in pieces[self.rank]],
-                      *(sum(one.get(name, 0) for one in givers) for name in ("targets", "samples")), *_routes(self.rank, layout, begins))
+        dealt = Dealt(
+            name_of(self.group),
+            [seg if self.is_plain or len(seg) else padding.clone() for seg in mine],
+            [sum(end - begin for _, begin, end in of_part) for of_part in pieces[self.rank]],
+            sum(one.get("targets", 0) for one in givers),
+            sum(one.get("samples", 0) for one in givers),
+            *_routes(self.rank, layout, begins),
+        )
         names = next((one["names"] for one in said if "names" in one), ["input_ids", "shift_labels"])
         own = [columns[name] for name in names] if dealt.own else [torch.zeros(0, dtype=torch.int64, device="cpu")] * len(names)
         rows = dealt.deal(torch.stack(own, 1))
-        batch = {name: rows[:, i][None].contiguous() for i, name in enumerate(names)}  # they are sent to the device last
+        batch = {name: rows[:, i][None].contiguous() for i, name in enumerate(names)}
         if "position_ids" not in batch:
             batch["position_ids"] = position_ids(torch.cat(mine))[None]
         if "shift_labels" in batch:
@@ -233,7 +238,7 @@ def _laid_out(lengths, ranks, shape, nano_batches):
         places = [0, *accumulate(lengths[document] for document in documents)]
         plan = plan_batch(places, ranks, shape)
         for rank, ranges in enumerate(plan.tokens):
-            found = [(documents[i], begin, end) for i, begin, end in pieces_of(places, ranges)]
+            found = [(documents[i], begin, end) for i, begin, end in cut(places, ranges)]
             pieces[rank].append(found)
             layout[rank] += [(begins[document] + begin, begins[document] + end) for document, begin, end in found]
     return pieces, layout

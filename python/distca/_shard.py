@@ -37,9 +37,9 @@ def shard(loader, shape: Shape, *, group=None, at_once: int | None = None, accum
     accumulate: the number of steps whose gradients are added up before the optimizer steps.
     gradients: what reduces gradients over the ranks of the group: "mean" (DDP, FSDP2) or "sum".
 
-    A batch has on every rank, on the CPU, input_ids, position_ids, shift_labels and labels (the same), each [1, rows of this rank], what
-    else the loader gives for each token, `pieces` [pieces, 3], and num_items_in_batch. A rank's loss is the sum over its
-    rows / num_items_in_batch, which is the number of targets of `accumulate` steps, for "mean" divided by the ranks.
+    A batch has on every rank, on the CPU, input_ids, position_ids, shift_labels and labels (the same), each [1, rows of this
+    rank], what else the loader gives for each token, `pieces` [pieces, 3], and num_items_in_batch. A rank's loss is the sum
+    over its rows / num_items_in_batch, which is the number of targets of `accumulate` steps, for "mean" divided by the ranks.
 
     Errors. ValueError in one line about arguments. RuntimeError, on all ranks, names the rank whose batch cannot be dealt,
     has other items, or does not come.
@@ -115,10 +115,6 @@ class Steps:
         """The number of steps that the batches of all ranks make."""
         return self.dealer.ranks // self.dealer.at_once
 
-    @property
-    def distca_steps(self):
-        return self
-
     def over(self, loader, skips):
         """Planned steps of the same kind over another loader, without its first ones."""
         return Planned(Steps(self.dealer, loader, self.accumulate, skips, self.is_evaluation))
@@ -173,14 +169,18 @@ class _Place:
     end_of_dataloader, remainder = False, 0
 
 
-class Planned(plan_ahead):  # noqa: N801
+class Planned(plan_ahead):
     """What `shard` returns."""
 
     def __init__(self, of):
         super().__init__(of, lambda batch: batch[DEALT].pieces, of.dealer.group)
 
+    @property
+    def steps(self):
+        return self._ahead.loader
+
     def __iter__(self):
-        of = self._ahead.loader
+        of = self.steps
         state, place, name = getattr(of.loader, "gradient_state", None), _Place(), name_of(of.dealer.group)
         try:
             for batch in super().__iter__():

@@ -45,8 +45,8 @@ def dealer_of(model, decoder, attached, at_once, gradients, nano_batches=None) -
     )
     if not _keeps_rows_apart(decoder):
         raise ValueError(f"{name} mixes tokens by something else than attention: documents that are cut over ranks are not served")
-    shape = Shape(heads, getattr(config, "num_key_value_heads", None) or heads,
-                  _rounded(getattr(config, "head_dim", None) or config.hidden_size // heads))
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    shape = Shape(heads, getattr(config, "num_key_value_heads", None) or heads, head_dim + -head_dim % 8)
     count = attached.nano_batches if nano_batches is None else nano_batches
     device = next((weight.device for weight in decoder.parameters() if not weight.is_meta), torch.device("cpu"))
     return Dealer(attached.group, shape, at_once, count, gradients, device)
@@ -77,10 +77,6 @@ def _rope_kinds(module) -> set:
     """Of one module: a name, or one for each kind of layer."""
     kind = getattr(module, "rope_type", None)
     return set(kind.values()) if isinstance(kind, dict) else {kind} if isinstance(kind, str) else set()
-
-
-def _rounded(head_dim) -> int:
-    return head_dim + -head_dim % 8
 
 
 def evaluated(dealer, loader, model) -> Evaluation:

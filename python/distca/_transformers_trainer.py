@@ -68,9 +68,9 @@ def _skipping(skip_first_batches):
 
     @functools.wraps(skip_first_batches)
     def skipped(loader, num_batches=0):
-        dealt = getattr(loader, "distca_steps", None)
-        if not isinstance(dealt, Steps):
+        if not isinstance(loader, Planned):
             return skip_first_batches(loader, num_batches)
+        dealt = loader.steps
         whole, rest = divmod(num_batches, dealt.turns)
         return dealt.over(skip_first_batches(dealt.loader, whole), rest)
 

@@ -55,10 +55,10 @@ def of_ranges(cu_seqlens, ranges) -> torch.Tensor:
     cu_seqlens: as in `contiguous`.
     ranges: (begin, end) of each, in tokens: `plan.tokens[rank]` of `distca.plan`, for example.
     """
-    return torch.tensor(pieces_of(_places(cu_seqlens), ranges), dtype=torch.int64, device="cpu").view(-1, 3)
+    return torch.tensor(cut(_places(cu_seqlens), ranges), dtype=torch.int64, device="cpu").view(-1, 3)
 
 
-def pieces_of(places, ranges) -> list:
+def cut(places, ranges) -> list:
     """`of_ranges` as a list [pieces][3]."""
     pieces = []
     for begin, end in ranges:

@@ -26,3 +26,16 @@ def two_ranks():
 def three_ranks():
     with Ranks(3) as ranks:
         yield ranks
+
+
+@pytest.fixture(scope="module")
+def two():
+    """Of one module alone, as `four` is: its process groups are no other module's."""
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four():
+    with Ranks(4) as ranks:
+        yield ranks

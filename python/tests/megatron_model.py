@@ -261,6 +261,11 @@ def play(model, batches, forward_only=False):
     return sum(one["loss"].item() for one in found)
 
 
+def micro_batches(of_rank, rank):
+    """Of lists of documents, and of (sequences, their length)."""
+    return [Rows(*one, 100 * rank + i) if isinstance(one, tuple) else Batch(one, 100 * rank + i) for i, one in enumerate(of_rank)]
+
+
 def compare(batches_of, tp, pp, dtype, cp=1, **changes):
     """{what differs, relative to the reference: how much}, {what was done}. batches_of: DP rank -> micro-batches."""
     divide(tp, pp, cp)

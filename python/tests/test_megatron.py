@@ -31,21 +31,8 @@ LENGTHS = {  # of the documents, by DP rank and micro-batch
 WINDOWS = [None, (20, 0)]
 
 
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four():
-    with Ranks(4) as ranks:
-        yield ranks
-
-
 def batches_of(lengths, rank):
-    kind = megatron.Rows if lengths == "rows" else lambda *given: megatron.Batch(list(given[:-1]), given[-1])
-    return [kind(*one, 100 * rank + i) for i, one in enumerate(LENGTHS[lengths][rank])]
+    return megatron.micro_batches(LENGTHS[lengths][rank], rank)
 
 
 def compare(lengths, dtype, tp=1, pp=1, **changes):

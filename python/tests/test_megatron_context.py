@@ -15,7 +15,6 @@ from megatron.core import parallel_state  # noqa: E402
 from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
 from pairs import pairs_of  # noqa: E402
-from rank_processes import Ranks  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import distca as ours  # noqa: E402
@@ -34,21 +33,8 @@ WINDOWS = [None, (20, 0)]
 SPLITS = {"DP 2": (1, 1, 2), "TP 2": (2, 1, 2), "PP 2": (1, 2, 2), "CP 4": (1, 1, 4)}  # of four ranks: TP, PP, CP
 
 
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four():
-    with Ranks(4) as ranks:
-        yield ranks
-
-
 def batches_of(lengths, rank):
-    kind = megatron.Rows if lengths == "rows" else lambda *given: megatron.Batch(list(given[:-1]), given[-1])
-    return [kind(*one, 100 * rank + i) for i, one in enumerate(LENGTHS[lengths][rank])]
+    return megatron.micro_batches(LENGTHS[lengths][rank], rank)
 
 
 def compare(lengths, dtype, split=(1, 1, 2), window=None, **changes):

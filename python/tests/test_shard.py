@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from attention_model import Model, balanced, gradients, sdpa, worst
-from rank_processes import Ranks
 
 import distca as ours
 from distca.plan import Shape
@@ -19,12 +18,6 @@ STEPS = {
     "nothing": [[[], [], []], [[64], [64], [64]]],
     "three steps": [[[31], [77, 200], [40]], [[90], [5], [5]], [[600, 3], [], [20]]],
 }
-
-
-@pytest.fixture(scope="module")
-def four_ranks():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 def batch_of(lengths, seed):
@@ -118,9 +111,9 @@ def test_loss_and_gradients_are_those_of_one_process(three_ranks, steps, at_once
         assert max(rows) - min(rows) <= 2 * 128, "rows of a step are even"
 
 
-def test_four_ranks_in_turns_of_two(four_ranks):
+def test_four_ranks_in_turns_of_two(four):
     steps = [[*of_ranks, [250]] for of_ranks in STEPS["odd"]]
-    assert max(difference for difference, _ in four_ranks.run(train, steps, 2, 2, "mean")) < 1e-10
+    assert max(difference for difference, _ in four.run(train, steps, 2, 2, "mean")) < 1e-10
 
 
 def whole_again(steps):

@@ -8,7 +8,6 @@ pytest.importorskip("transformers")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from rank_processes import Ranks  # noqa: E402
 from transformers_model import (  # noqa: E402
     autocast,
     checkpoint,
@@ -29,12 +28,6 @@ LENGTHS = {
     "one document": [[1200], [], [], []],
     "few tokens": [[7], [2], [], []],
 }
-
-
-@pytest.fixture(scope="module")
-def four_ranks():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 def loss_of(model, batch, precision):
@@ -98,8 +91,8 @@ def test_loss_and_gradients_are_those_of_one_process(three_ranks, precision, len
     ("fp64", "odd", ("qwen2", 1, "fsdp2", "none")),
     ("fp64", "one document", ("llama", 2, "ddp", "whole", 2, 2)),
 ], ids=str)
-def test_four_ranks(four_ranks, precision, lengths, how):
-    check(four_ranks, precision, lengths, *how)
+def test_four_ranks(four, precision, lengths, how):
+    check(four, precision, lengths, *how)
 
 
 def evaluation(lengths, dtype, batches):
@@ -123,10 +116,10 @@ def evaluation(lengths, dtype, batches):
 
 
 @pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=str)
-def test_evaluation_is_the_same_for_any_number_of_ranks(two_ranks, three_ranks, four_ranks, dtype, bound):
+def test_evaluation_is_the_same_for_any_number_of_ranks(two_ranks, three_ranks, four, dtype, bound):
     lengths = LENGTHS["odd"]
     found = [evaluation(lengths, dtype, 1)]
-    for ranks, batches in ((two_ranks, 2), (three_ranks, 1), (four_ranks, 2)):
+    for ranks, batches in ((two_ranks, 2), (three_ranks, 1), (four, 2)):
         found += ranks.run(evaluation, lengths, dtype, batches)
     for (loss, targets), (want, wanted_targets), has_perplexity in found:
         assert abs(loss - want) <= bound * want and targets == wanted_targets and has_perplexity, found
