@@ -121,6 +121,7 @@ int run(int argc, char** argv) {
   distca::cli::add_init(app);
   distca::cli::add_monitor(app);
 #ifdef DISTCA_WITH_TORCH
+  distca::cli::add_evaluate(app, &exit_code);
   distca::cli::add_generate(app);
   distca::cli::add_profile(app);
   distca::cli::add_train(app, &exit_code, distca::cli::run_train);

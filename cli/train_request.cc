@@ -18,23 +18,6 @@
 namespace distca::cli {
 namespace {
 
-/// Ranks that hold weights, of all that run together.
-int workers_of(const Config& config, const TrainArguments& arguments,
-               const std::optional<Rendezvous>& rendezvous) {
-  const int64_t dedicated = config.servers.dedicated;
-  if (rendezvous) {
-    DISTCA_THROW_IF(dedicated >= rendezvous->size, ErrorKind::kConfig,
-                    "servers.dedicated = {}: {} started {} ranks, of which at least one must be a "
-                    "worker",
-                    dedicated, rendezvous->source, rendezvous->size);
-    return rendezvous->size - static_cast<int>(dedicated);
-  }
-  DISTCA_THROW_IF(num_ranks(config, arguments.workers) > kMostRanks, ErrorKind::kConfig,
-                  "--workers {} and servers.dedicated = {}: more than {} processes of one machine",
-                  arguments.workers, dedicated, kMostRanks);
-  return arguments.workers;
-}
-
 /// The ranks that share this machine's memory.
 LocalRanks ranks_here(const Config& config, int workers,
                       const std::optional<Rendezvous>& rendezvous) {
@@ -76,7 +59,7 @@ std::optional<TrainRequest> request_of(TrainArguments& arguments) {
   DISTCA_THROW_IF(!arguments.lengths.empty() && !arguments.dry_run, ErrorKind::kUsage,
                   "--lengths has no tokens to train on: give --dry-run, too");
   request.rendezvous = find_rendezvous(env_string);
-  request.workers = workers_of(config, arguments, request.rendezvous);
+  request.workers = workers_of(config, arguments.workers, request.rendezvous);
   request.local = ranks_here(config, request.workers, request.rendezvous);
   if (!arguments.dry_run) {
     check_prefix(config);
@@ -91,6 +74,21 @@ std::optional<TrainRequest> request_of(TrainArguments& arguments) {
 }
 
 }  // namespace
+
+int workers_of(const Config& config, int workers, const std::optional<Rendezvous>& rendezvous) {
+  const int64_t dedicated = config.servers.dedicated;
+  if (rendezvous) {
+    DISTCA_THROW_IF(dedicated >= rendezvous->size, ErrorKind::kConfig,
+                    "servers.dedicated = {}: {} started {} ranks, of which at least one must be a "
+                    "worker",
+                    dedicated, rendezvous->source, rendezvous->size);
+    return rendezvous->size - static_cast<int>(dedicated);
+  }
+  DISTCA_THROW_IF(num_ranks(config, workers) > kMostRanks, ErrorKind::kConfig,
+                  "--workers {} and servers.dedicated = {}: more than {} processes of one machine",
+                  workers, dedicated, kMostRanks);
+  return workers;
+}
 
 void add_train(CLI::App& app, int* exit_code, StartTraining start) {
   auto arguments = std::make_shared<TrainArguments>();

@@ -36,6 +36,10 @@ struct TrainRequest {
 
   bool is_first() const { return !rendezvous || rendezvous->rank == 0; }
 };
+/// Ranks that hold weights, of all that run together. `workers` is what was asked for. Throws
+/// Error(kConfig) if so many cannot be.
+int workers_of(const Config& config, int workers, const std::optional<Rendezvous>& rendezvous);
+
 /// Starts a run, or goes on as the program that can. Returns the exit code.
 using StartTraining = std::function<int(const TrainArguments&, const TrainRequest&)>;
 

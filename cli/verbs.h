@@ -19,6 +19,7 @@ void add_trace(CLI::App& app);
 /// `start` starts the run, unless the verb's words ask for less than a run.
 void add_train(CLI::App& app, int* exit_code, StartTraining start);
 #ifdef DISTCA_WITH_TORCH
+void add_evaluate(CLI::App& app, int* exit_code);
 void add_generate(CLI::App& app);
 void add_profile(CLI::App& app);
 void add_verify(CLI::App& app);

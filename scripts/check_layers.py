@@ -31,7 +31,7 @@ CORE = {
     "program": {"base", "batch", "cost", "plan", "trace"},
     "kernels": {"base"},
     "checkpoint": {"base"},
-    "config": {"base", "batch", "cost", "plan", "program", "kernels", "model"},
+    "config": {"base", "batch", "cost", "plan", "program", "kernels", "checkpoint", "model"},
     "forecast": {"base", "batch", "cost", "plan", "trace", "program", "kernels", "runtime", "model", "config"},
 }
 TORCH = {

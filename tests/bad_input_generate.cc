@@ -1,4 +1,4 @@
-// Rows about models that are asked to go on with a text.
+// Rows about models that are asked to go on with a text, or evaluated.
 
 #include "tests/bad_input_table.h"
 
@@ -48,6 +48,31 @@ std::vector<BadInput> bad_generations() {
        "of=run/model.safetensors seek=$(($(stat -c %s run/model.safetensors) - 4))"},
       {"distca generate run 'def ' --max-new-tokens 2 > /dev/full",
        "stdout: No space left on device", "distca $T train.steps=1 > /dev/null", 1},
+  };
+}
+
+std::vector<BadInput> bad_evaluations() {
+  const std::string trained = "distca $T train.steps=1 > /dev/null";
+  return {
+      {"distca evaluate m", "--data is required (see distca evaluate --help)"},
+      {"distca evaluate absent --data d",
+       "absent: holds no weights of Hugging Face and no complete checkpoint: name a run's folder "
+       "or a checkpoint's"},
+      {"distca evaluate m --data d",
+       "m: holds no weights of Hugging Face and no complete checkpoint", hugging_face("")},
+      {"distca evaluate saved --data data/text",
+       "saved/checkpoints/step_000003: it has no model.embed_tokens.weight of the shape and type "
+       "that "
+       "this model has"},
+      {"distca evaluate run --data absent model.hidden_size=48",
+       "model.hidden_size = 48, and run/config.json makes it 32: leave the key out, or model.from",
+       trained},
+      {"distca evaluate run --data absent", "absent", trained},
+      {"distca evaluate run --data data/text plan.tolerance=auto train.deterministic=false",
+       "evaluate: times of training steps would enter the plans; leave out plan.tolerance = auto",
+       trained},
+      {"distca evaluate run --data data/text --workers 3 parallel.pipeline_model_parallel_size=2",
+       "parallel.pipeline_model_parallel_size = 2", trained},
   };
 }
 

@@ -38,6 +38,7 @@ std::vector<BadInput> bad_checkpoints();  // shown, checked, exported
 std::vector<BadInput> bad_weights_out();  // how exported weights lie in files, and models made
 std::vector<BadInput> bad_models();       // folders of Hugging Face
 std::vector<BadInput> bad_generations();  // `distca generate`
+std::vector<BadInput> bad_evaluations();  // `distca evaluate`
 std::vector<BadInput> bad_configs();      // keys and values of `distca train`
 std::vector<BadInput> bad_runs();    // data, folders and machines of `distca train`, profiles made
 std::vector<BadInput> bad_checks();  // `distca verify`

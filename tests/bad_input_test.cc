@@ -117,9 +117,10 @@ class Inputs {
 
 std::vector<BadInput> all_rows() {
   std::vector<BadInput> rows;
-  for (const auto& table : {bad_words, bad_data, bad_plans, bad_checkpoints, bad_weights_out,
+  for (const auto& table :
+       {bad_words, bad_data, bad_plans, bad_checkpoints, bad_weights_out,
 #ifdef DISTCA_WITH_TORCH
-                            bad_configs, bad_models, bad_generations, bad_runs, bad_checks
+        bad_configs, bad_models, bad_generations, bad_evaluations, bad_runs, bad_checks
 #endif
        }) {
     std::ranges::move(table(), std::back_inserter(rows));

@@ -77,6 +77,15 @@ std::span<const std::byte> CheckpointReader::checked_bytes(size_t i) const {
   return bytes;
 }
 
+int64_t CheckpointReader::find(const StoredTensor& wanted) const {
+  const auto found = std::ranges::find(index_.tensors, wanted.name, &StoredTensor::name);
+  DISTCA_THROW_IF(
+      found == index_.tensors.end() || found->shape != wanted.shape || found->type != wanted.type,
+      ErrorKind::kCheckpoint, "{}: it has no {} of the shape and type that this model has",
+      folder_.string(), wanted.name);
+  return found - index_.tensors.begin();
+}
+
 void CheckpointReader::read(int64_t tensor, StatePart part, std::span<std::byte> out) const {
   read(tensor, part, {{0, index_.tensors[tensor].numel()}}, out);
 }

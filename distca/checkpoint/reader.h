@@ -28,6 +28,8 @@ class CheckpointReader {
   const std::filesystem::path& folder() const { return folder_; }
   const CheckpointIndex& index() const { return index_; }
 
+  /// The tensor of this name, shape and type, in the index. Throws if there is none.
+  int64_t find(const StoredTensor& wanted) const;
   /// Reads a part of a whole tensor into `out`, which must have its size.
   void read(int64_t tensor, StatePart part, std::span<std::byte> out) const;
   /// Reads, into their places, only the pieces that have some of the elements `wanted`, which are

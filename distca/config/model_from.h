@@ -1,6 +1,7 @@
 #pragma once
 // The shape of a run's model where the key model.from names a folder of Hugging Face
-// (model/hugging_face.h). load_config calls it. Any thread.
+// (model/hugging_face.h) or, to be evaluated, a checkpoint of a run. load_config calls it. Any
+// thread.
 
 #include <vector>
 

@@ -85,6 +85,37 @@ std::vector<Batch> validation_batches(const Config& config, const DataBlend& dat
   return config.pairs_nano_batches() ? in_pairs(batches) : batches;
 }
 
+std::vector<Batch> evaluation_batches(const Config& config, const DataBlend& data) {
+  std::vector<Batch> batches;
+  std::vector<DocumentSource> sources;
+  std::vector<int64_t> lengths;
+  int64_t tokens = 0;
+  const auto end_nano_batch = [&] {
+    if (lengths.empty()) return;
+    batches.push_back({{.nano_batch = NanoBatch::from_lengths(lengths), .sources = sources}});
+    sources.clear();
+    lengths.clear();
+    tokens = 0;
+  };
+  bool has_target = false;
+  for (int64_t document = 0; document < data.num_documents(); ++document) {
+    const int64_t all = data.document_length(document);
+    has_target |= all > 1;
+    for (int64_t offset = 0; offset < all; offset += config.batch.max_document_tokens) {
+      const int64_t length = std::min(config.batch.max_document_tokens, all - offset);
+      if (tokens + length > config.batch.nano_batch_tokens) end_nano_batch();
+      sources.push_back({document, offset, offset + length == all ? length - 1 : length});
+      lengths.push_back(length);
+      tokens += length;
+    }
+  }
+  end_nano_batch();
+  DISTCA_THROW_IF(!has_target, ErrorKind::kData,
+                  "{} has no next token: not one of its documents has two tokens",
+                  config.data.prefix);
+  return config.pairs_nano_batches() ? in_pairs(batches) : batches;
+}
+
 void check_training_part(const DataBlend& data, const DocumentSplit& split) {
   for (int64_t set = 0; set < data.num_sets(); ++set) {
     const Part train = part_of(data, documents_within(split.train, data.documents_of(set)), 1);

@@ -11,6 +11,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 class DataSplitTest : public FolderTest {
  protected:
@@ -53,6 +54,37 @@ TEST_F(DataSplitTest, validation_is_in_pairs_where_steps_play_pairs) {
   config_.train.overlap = Overlap::kPingPong;
   config_.batch.nano_batches = 1;
   EXPECT_THAT(sizes(), ElementsAre(1, 1, 1, 1, 1));
+}
+
+TEST_F(DataSplitTest, an_evaluation_has_every_document_once_and_whole) {
+  const DataBlend set = data({5, 0, 3, 1, 20, 8, 2});
+  const auto shape = [&] {  // of each nano-batch, the tokens and targets of its documents
+    std::string text;
+    for (const Batch& batch : evaluation_batches(config_, set)) {
+      for (const NanoBatchSource& source : batch) {
+        text += '(';
+        for (size_t i = 0; i < source.sources.size(); ++i) {
+          const DocumentSource& part = source.sources[i];
+          text += fmt::format("{}@{}:{}/{} ", part.document, part.offset, part.num_targets,
+                              source.nano_batch.documents[i].length);
+        }
+        text.back() = ')';
+      }
+      text += ' ';
+    }
+    return text;
+  };
+  EXPECT_EQ(shape(),
+            "(0@0:4/5 2@0:2/3) (3@0:0/1) (4@0:8/8) (4@8:8/8) (4@16:3/4) (5@0:7/8) (6@0:1/2) ");
+  config_.batch.nano_batches = 2;  // in pairs
+  config_.batch.nano_batch_tokens = 20;
+  config_.batch.max_document_tokens = 20;
+  EXPECT_EQ(shape(), "(0@0:4/5 2@0:2/3 3@0:0/1)(4@0:19/20) (5@0:7/8 6@0:1/2) ");
+  EXPECT_THAT(
+      [&] {
+        evaluation_batches(config_, data({1, 0, 1}));
+      },
+      ThrowsMessage<Error>(HasSubstr("has no next token")));
 }
 
 TEST_F(DataSplitTest, a_training_part_without_a_next_token_is_refused) {

@@ -47,6 +47,13 @@ void check_nccl(const Config& config) {
 
 }  // namespace
 
+void check_means(const Config& config) {
+  check_prefix(config);
+  check_device(config);
+  check_nccl(config);
+  check_kernel(config);
+}
+
 int64_t check_run(const Config& config, int num_workers, LocalRanks local) {
   return check_run(config, num_workers, local,
                    config.on_cuda() ? visible_devices() : std::vector<DeviceFacts>());
@@ -54,14 +61,11 @@ int64_t check_run(const Config& config, int num_workers, LocalRanks local) {
 
 int64_t check_run(const Config& config, int num_workers, LocalRanks local,
                   const std::vector<DeviceFacts>& devices) {
-  check_prefix(config);
-  check_device(config);
-  check_nccl(config);
+  check_means(config);
   // First of all: what follows may take long where too much is asked for.
   const bool on_cpu = !config.on_cuda();
   if (on_cpu) check_memory(memory_needed(config, num_workers, local), local, memory_limit());
   check_device_memory(config, num_workers, local, devices, nullptr);
-  check_kernel(config);
   const BatchPlans plans =
       check_batches_fit(config, checked_batches(config), num_workers, kLookAhead);
   if (on_cpu) {

@@ -25,6 +25,10 @@ int64_t check_run(const Config& config, int num_workers, LocalRanks local,
 /// Checks the run with the devices that this process sees, on the CPU with none.
 int64_t check_run(const Config& config, int num_workers, LocalRanks local);
 
+/// Checks what any verb with ranks needs of a configuration: that a data set is named, and that the
+/// device, NCCL and the kernel that it asks for are here. Throws Error.
+void check_means(const Config& config);
+
 /// Sets what PyTorch has only once for a process (train.deterministic). Call it before the ranks of
 /// the process train.
 void set_up_process(const Config& config);

@@ -417,17 +417,12 @@ bool CheckpointSaver::wait_for_all() {
 
 void load_checkpoint(const CheckpointReader& reader, const LlamaConfig& model, const Stage& stage,
                      Optimizer& optimizer) {
-  const std::vector<StoredTensor>& stored = reader.index().tensors;
   const std::vector<StoredTensor> wanted = stored_weights(model, stage);
   for (size_t i = 0; i < wanted.size(); ++i) {
-    const auto found = std::ranges::find(stored, wanted[i].name, &StoredTensor::name);
-    DISTCA_THROW_IF(
-        found == stored.end() || found->shape != wanted[i].shape || found->type != wanted[i].type,
-        ErrorKind::kCheckpoint, "{}: it has no {} of the shape and type that this model has",
-        reader.folder().string(), wanted[i].name);
+    const int64_t tensor = reader.find(wanted[i]);
     const at::Tensor host = at::empty(wanted[i].shape, aten_type(wanted[i].type));
     for (const StatePart part : kStateParts) {
-      reader.read(found - stored.begin(), part, optimizer.updated_elements(i),
+      reader.read(tensor, part, optimizer.updated_elements(i),
                   {static_cast<std::byte*>(host.data_ptr()), static_cast<size_t>(host.nbytes())});
       optimizer.load(part, i, host);
     }

@@ -1,6 +1,45 @@
 #include "distca/train/evaluate.h"
 
+#include <ATen/Parallel.h>
+
+#include <memory>
+#include <vector>
+
+#include "distca/base/error.h"
+#include "distca/checkpoint/reader.h"
+#include "distca/comm/collectives.h"
+#include "distca/comm/long_work.h"
+#include "distca/config/run_grid.h"
+#include "distca/forecast/data_split.h"
+#include "distca/model/hugging_face.h"
+#include "distca/train/agreed_plans.h"
+#include "distca/train/resume.h"
+#include "distca/train/same_config.h"
+#include "distca/train/start_weights.h"
+
 namespace distca {
+namespace {
+
+constexpr ProgramRequest::Kind kEvaluate = ProgramRequest::Kind::kEvaluate;
+
+/// Reads the rank's weights, if `model` is not null. Gives the checkpoint, if they are of one.
+std::unique_ptr<const CheckpointReader> read_weights(const Config& config,
+                                                     const std::filesystem::path& checkpoint,
+                                                     const Llama* model, Communicator& comm) {
+  std::unique_ptr<const CheckpointReader> reader;
+  do_long_work(comm, config.comm.timeout_s, "reading the weights", [&] {
+    if (!checkpoint.empty()) reader = std::make_unique<CheckpointReader>(checkpoint);
+    if (!model) return;
+    if (reader) {
+      load_weights(*reader, *model);
+    } else {
+      load_weights(HuggingFaceWeights(config.model_from, config.model), *model);
+    }
+  });
+  return reader;
+}
+
+}  // namespace
 
 std::optional<PositionLosses> evaluate(Step& step, size_t num_batches,
                                        const std::function<std::optional<PlannedBatch>()>& next,
@@ -14,6 +53,49 @@ std::optional<PositionLosses> evaluate(Step& step, size_t num_batches,
   }
   sum_over_ranks(comm, losses);
   return losses;
+}
+
+PositionLosses evaluate_stored(const Config& config, const std::filesystem::path& checkpoint,
+                               Communicator& comm,
+                               const std::function<void(double share)>& progress) {
+  // A setting of the calling thread.
+  at::set_num_threads(static_cast<int>(config.train.threads_per_rank));
+  const int num_workers = comm.size() - static_cast<int>(config.servers.dedicated);
+  const DataBlend data(config.data.prefix);
+  std::unique_ptr<const Llama> model;
+  if (comm.rank() < num_workers) {
+    // Nobody updates the weights, so they lie in the types in which they are used.
+    model =
+        std::make_unique<Llama>(config.model, run_grid(config, num_workers).stage_of(comm.rank()),
+                                /*seed=*/0, comm.cuda_device(), MainParams::kElsewhere);
+  }
+  const auto reader = read_weights(config, checkpoint, model.get(), comm);
+  Step step(config.model, model.get(), comm, step_options(config));
+  check_same_config(comm, config,
+                    resolved_config(config, step.kernel().name(), data.summary(),
+                                    comm.cuda_device() >= 0, reader.get()));
+  const std::vector<Batch> batches = evaluation_batches(config, data);
+  size_t planned = 0;
+  const auto plan_next = [&](const Speeds& speeds) -> std::optional<PlannedBatch> {
+    if (planned == batches.size()) return {};
+    const StepBatch batch{
+        .batch = batches[planned], .kind = kEvaluate, .checks_all_ranks = planned == 0};
+    ++planned;
+    return plan_batch(config, data, batch, comm.rank(), num_workers, speeds);
+  };
+  AgreedPlans plans(plan_next, {}, comm);
+  size_t begun = 0;
+  const auto next = [&] {
+    if (comm.rank() == 0 && progress)
+      progress(static_cast<double>(begun++) / static_cast<double>(batches.size()));
+    return plans.next(kEvaluate, {});
+  };
+  const std::optional<PositionLosses> losses = evaluate(step, batches.size(), next, comm);
+  if (!losses) {
+    barrier(comm, "end of an evaluation that cannot go on");
+    throw Error(*plans.failure());
+  }
+  return *losses;
 }
 
 }  // namespace distca

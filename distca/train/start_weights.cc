@@ -8,6 +8,7 @@
 
 #include "distca/comm/aten_types.h"
 #include "distca/comm/long_work.h"
+#include "distca/model/weights_file.h"
 #include "distca/train/checkpoint_saver.h"
 #include "distca/train/resume.h"
 
@@ -69,6 +70,18 @@ void load_weights(const HuggingFaceWeights& weights, const Llama& model) {
   const c10::AutoGradMode no_grad(false);
   for (size_t i = 0; i < model.weights().size(); ++i)
     model.parameters()[i].copy_(tensor_of(weights.at(model.weights()[i].name)));
+  model.refresh_copies();
+}
+
+void load_weights(const CheckpointReader& checkpoint, const Llama& model) {
+  const c10::AutoGradMode no_grad(false);
+  const std::vector<StoredTensor> wanted = stored_weights(model.config(), model.stage());
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const at::Tensor host = at::empty(wanted[i].shape, aten_type(wanted[i].type));
+    checkpoint.read(checkpoint.find(wanted[i]), StatePart::kWeight,
+                    {static_cast<std::byte*>(host.data_ptr()), static_cast<size_t>(host.nbytes())});
+    model.parameters()[i].copy_(host);
+  }
   model.refresh_copies();
 }
 

@@ -38,7 +38,9 @@ void read_start_weights(Communicator& comm, const CheckpointReader* checkpoint,
                         const Config& config, WorkerWeights* weights,
                         std::vector<std::string>& words);
 
-/// Gives a model of one stage, whose shape they have, these weights.
+/// Gives a model, or a stage of it, whose shape they have, these weights.
 void load_weights(const HuggingFaceWeights& weights, const Llama& model);
+/// Likewise those of a checkpoint, without the optimizer's state.
+void load_weights(const CheckpointReader& checkpoint, const Llama& model);
 
 }  // namespace distca

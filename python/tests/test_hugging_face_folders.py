@@ -1,5 +1,5 @@
-"""`distca train model.from=FOLDER` begins with a folder of Transformers and trains as Transformers does: the program that
-build/release has, on the CPU."""
+"""`distca train model.from=FOLDER` begins with a folder of Transformers and trains as Transformers does, and `distca
+evaluate` finds its loss: the program that build/release has, on the CPU."""
 
 import copy
 import json
@@ -157,6 +157,10 @@ def test_training_goes_as_in_transformers(case, tmp_path):
 
     more = ["--workers", "2", "servers.dedicated=1"] if changes.get("num_hidden_layers") == 3 else \
         ["--workers", "4", "parallel.pipeline_model_parallel_size=2"]
+    for words in ([], more):
+        found = json.loads(distca("evaluate", tmp_path / "model", "--data", tmp_path / "data", "--json", *words))
+        assert found["targets"] == sum(len(document) - 1 for document in documents)
+        assert abs(found["loss"] - want[0]) < BOUND
     many, _, _ = train(tmp_path, tmp_path / "many", *more, "parallel.use_distributed_optimizer=true")
     assert worst(many, losses) < BOUND
     # And on from there: what a run leaves is a folder, too.
