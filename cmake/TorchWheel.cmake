@@ -8,9 +8,10 @@ else()
   find_program(DISTCA_PYTHON NAMES python3 HINTS ${CMAKE_SOURCE_DIR}/.venv/bin NO_DEFAULT_PATH)
   find_program(DISTCA_PYTHON NAMES python3 REQUIRED)
 endif()
+# Without loading it, which takes seconds, and libraries that an unpacked wheel with CUDA does not have.
 execute_process(
   COMMAND ${DISTCA_PYTHON} -c
-    "import os,torch;print(os.path.dirname(torch.__file__),torch.__version__,torch.version.cuda or 'none',int(torch._C._GLIBCXX_USE_CXX11_ABI),sep=';')"
+    "import importlib.util as u,os,runpy;d=os.path.dirname(u.find_spec('torch').origin);v=runpy.run_path(d+'/version.py');print(d,v['__version__'],v['cuda'] or 'none',sep=';')"
   OUTPUT_VARIABLE torch_facts ERROR_VARIABLE torch_error RESULT_VARIABLE torch_rc
   OUTPUT_STRIP_TRAILING_WHITESPACE)
 if(NOT torch_rc EQUAL 0 AND SKBUILD)
@@ -23,7 +24,6 @@ endif()
 list(GET torch_facts 0 DISTCA_TORCH_DIR)
 list(GET torch_facts 1 DISTCA_TORCH_VERSION)
 list(GET torch_facts 2 DISTCA_TORCH_CUDA)
-list(GET torch_facts 3 DISTCA_TORCH_ABI)
 message(STATUS "PyTorch ${DISTCA_TORCH_VERSION} (CUDA ${DISTCA_TORCH_CUDA}) in ${DISTCA_TORCH_DIR}")
 
 add_library(torch_wheel INTERFACE IMPORTED)
@@ -32,7 +32,7 @@ target_compile_options(torch_wheel INTERFACE
   "SHELL:-idirafter ${DISTCA_TORCH_DIR}/include"
   "SHELL:-idirafter ${DISTCA_TORCH_DIR}/include/torch/csrc/api/include")
 target_compile_definitions(torch_wheel INTERFACE DISTCA_WITH_TORCH
-  _GLIBCXX_USE_CXX11_ABI=${DISTCA_TORCH_ABI} USE_DISTRIBUTED USE_C10D_GLOO)
+  _GLIBCXX_USE_CXX11_ABI=1 USE_DISTRIBUTED USE_C10D_GLOO)
 target_link_directories(torch_wheel INTERFACE ${DISTCA_TORCH_DIR}/lib)
 set(torch_libs torch torch_cpu c10)
 if(NOT DISTCA_TORCH_CUDA STREQUAL "none")

@@ -138,7 +138,7 @@ def wheel_for(torch, log):
     if not list(folder.glob("*.whl")) or (folder / "sources").read_text() != sources:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(FOLDER / "compiled", ignore_errors=True)
-        pip(log, "install", "scikit-build-core>=0.10", why="pip brings no scikit-build-core")
+        pip(log, "install", "scikit-build-core>=0.10", "nlohmann-json", why="pip brings nothing to build with")
         compiled = [] if uses_own else ["-C", f"build-dir={FOLDER / 'compiled'}"]  # else in build/wheel
         good, output = run([ENVIRONMENT / "bin/python", "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", *compiled,
                             "--wheel-dir", folder, ROOT], log,

@@ -3,7 +3,8 @@
 # without the source tree. Downloads with pip, the first time, what packing and tests need (build/python/downloads).
 #
 #   scripts/test_python.sh [PYTEST_ARGUMENT...]     for example -k plan
-#   scripts/test_python.sh --full                   also the long grids, and a wheel that pip compiles from an sdist
+#   scripts/test_python.sh --full                   also the long grids, and a wheel that pip compiles from an sdist, with
+#                                                   the headers that apt brought hidden
 #
 # The Python and PyTorch are those of .venv, or of python3 where there is none.
 set -euo pipefail
@@ -21,10 +22,11 @@ site_of_torch='import importlib.util as u, pathlib; print(pathlib.Path(u.find_sp
 torch_folder=$("$python" -c "$site_of_torch" 2>/dev/null) ||
   die "no PyTorch in $python: run scripts/setup.sh"
 
+within=()  # a command that runs pip
 pip() {  # ENVIRONMENT ARGUMENT...: with pip of $python
   local environment=$1; shift
   PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 \
-    "$python" -m pip --python "$folder/$environment/bin/python" --quiet "$@" </dev/null
+    "${within[@]}" "$python" -m pip --python "$folder/$environment/bin/python" --quiet "$@" </dev/null
 }
 
 # environment NAME PACKAGE...: a new one that sees PyTorch and, of all else, those packages alone. PyTorch is there
@@ -43,7 +45,7 @@ environment() {
 }
 
 export CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-2}
-environment builder scikit-build-core
+environment builder scikit-build-core nlohmann-json
 
 # make_wheel DIST SOURCES ARGUMENT...: pip makes the one wheel of a folder; its path is then in `wheel`.
 make_wheel() {
@@ -80,17 +82,17 @@ rm -rf "$folder/bare"
 refused "a Python without PyTorch" "is built against the PyTorch that is installed" \
   configure "-DPython_EXECUTABLE=$PWD/$folder/bare/bin/python"
 site=$("$folder/bare/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-cat >"$site/torch.py" <<'PYTHON'
-class _C:
-    _GLIBCXX_USE_CXX11_ABI = True
-class version:
-    cuda = None
-__version__ = "2.10.0+cpu"
-PYTHON
+mkdir "$site/torch"
+touch "$site/torch/__init__.py"
+printf '__version__ = "2.10.0+cpu"\ncuda = None\n' >"$site/torch/version.py"
 refused "no compiler" "found no C++20 compiler: apt-get install g++" env CXX=/nowhere/g++ \
   cmake -S . -B "$folder/no_compiler" -G Ninja -DSKBUILD=2 -DDISTCA_BUILD_PYTHON=ON
 refused "an older PyTorch" "distca needs PyTorch 2.11 or newer, but" \
   configure "-DPython_EXECUTABLE=$PWD/$folder/bare/bin/python"
+refused "no JSON headers" "whose headers distca needs: pip install nlohmann-json" \
+  configure "-DPython_EXECUTABLE=$PWD/$folder/bare/bin/python" -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON
+refused "no fmt" "distca needs the headers of fmt: apt-get install libfmt-dev" \
+  configure -DDISTCA_WITH_TORCH=OFF -DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON
 
 extras='import tomllib; print(*sum(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"].values(), []))'
 # shellcheck disable=SC2046  # words without spaces
@@ -107,11 +109,20 @@ test_wheel() {
 }
 test_wheel "$@" ../../python/tests
 
-# What users do: pip compiles the package from its sources, in an environment that has nothing else.
+# What users do: pip compiles the package from its sources, in an environment that has nothing else, on a machine where
+# apt brought no header: an empty folder lies over each, in a mount namespace. That needs root, or user namespaces.
+hide='for folder in /usr/include/{fmt,nlohmann} /usr/{lib/*,share}/cmake/{fmt,nlohmann_json}; do
+  [ ! -d "$folder" ] || mount --bind "$0" "$folder" || exit; done; exec "$@"'
 if [[ " $* " == *" --full "* ]]; then
   rm -rf "$folder/sdist"
   "$folder/builder/bin/python" -c "import scikit_build_core.build as b; b.build_sdist('$folder/sdist')" >"$folder/build.log" 2>&1 ||
     { tail -n 40 "$folder/build.log" >&2; die "no sdist can be made: $folder/build.log"; }
+  map=--map-root-user
+  [ "$(id -u)" -ne 0 ] || map=
+  mkdir -p "$folder/empty"
+  within=(unshare --mount $map bash -c "$hide" "$folder/empty")
+  "${within[@]}" true || { within=(); echo "test_python: the headers of apt cannot be hidden here"; }
   make_wheel compiled "$folder"/sdist/distca-*.tar.gz
+  within=()
   test_wheel ../../python/tests/test_{wheel,package,plan,attention}.py
 fi

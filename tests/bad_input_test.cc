@@ -1,6 +1,7 @@
 // Every bad input of the table gets exactly one clear line, the right exit code, and leaves the
 // files as they were. With DISTCA_PRINT_TABLE=1 it prints what each gets, too, as a Markdown table.
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

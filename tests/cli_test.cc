@@ -1,6 +1,7 @@
 // The program as its users meet it: help, version, data, plan (`--program` and the page about it,
 // too). `train` is in cli_train_test.cc, bad input in bad_input_test.cc.
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

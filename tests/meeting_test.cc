@@ -1,6 +1,7 @@
 // Ranks that meet, as users start them: two runs on one address, one run after another, torchrun,
 // mpirun, two machines.
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

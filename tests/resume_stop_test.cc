@@ -1,6 +1,7 @@
 // Runs that somebody asks to stop, by any signal and to whomever it goes, runs under torchrun, and
 // runs whose disk is full for a while: they save, say so, and go on bit for bit.
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

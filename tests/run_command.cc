@@ -1,6 +1,7 @@
 #include "tests/run_command.h"
 
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <spawn.h>

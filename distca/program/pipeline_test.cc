@@ -1,6 +1,7 @@
 // Programs of pipelines whose stages share core attention: all ranks together.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,7 @@
 #include "distca/program/program.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,7 @@
 #include "distca/comm/health/diagnosis.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <span>

@@ -1,5 +1,7 @@
 #include "distca/kernels/cpu/isa.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <string>

@@ -1,5 +1,6 @@
 #include "distca/plan/pipeline/pipeline_plan.h"
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
