@@ -27,7 +27,7 @@ foreach(header ${installed_headers})
   install(FILES ${header} DESTINATION include/${folder})
 endforeach()
 
-install(TARGETS distca_options distca_base distca_batch distca_cost distca_plan distca_trace distca_program distca_kernels
+install(TARGETS distca_options distca_base distca_documents distca_cost distca_plan distca_trace distca_operations distca_kernels
   distca_ranks distca_comm distca_task_lists distca_runtime distca_api_planner distca_api EXPORT distca ARCHIVE DESTINATION lib)
 install(EXPORT distca NAMESPACE distca:: FILE distcaTargets.cmake DESTINATION lib/cmake/distca)
 configure_package_config_file(cmake/distcaConfig.cmake.in ${CMAKE_BINARY_DIR}/distcaConfig.cmake
