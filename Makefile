@@ -7,7 +7,7 @@ HARNESS_SECONDS ?= 3600
 HARNESS ?= damaged_files kills resume_chains
 BUILD = scripts/build.sh release -j $(JOBS)
 .DEFAULT_GOAL := help
-.PHONY: help setup test-setup build demo test test-full test-python test-matrix sanitize sanitize-build tsan fuzz harness core determinism arm check-cuda format check pictures bundle clean
+.PHONY: help setup test-setup build demo test test-full test-python test-matrix wheels sanitize sanitize-build tsan fuzz harness core determinism arm check-cuda format check pictures bundle clean
 
 help:            ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ arm:             ## the kernels cross-compiled for aarch64, their tests under qe
 
 test-matrix:     ## the Python package with each version of PyTorch and other libraries (hours, GBs; ARGUMENTS=--rest)
 	@scripts/test_matrix.py $(ARGUMENTS)
+
+wheels:          ## an sdist, and one wheel for all versions of PyTorch, tried with each (GBs; VERSIONS="2.13 2.14")
+	@JOBS=$(JOBS) scripts/build_wheels.sh $(VERSIONS)
 
 check-cuda:      ## compile what includes PyTorch against the oldest and newest that was tried, as on a GPU (downloads wheels)
 	@JOBS=$(JOBS) scripts/check_cuda.py

@@ -34,12 +34,14 @@ target_compile_options(torch_wheel INTERFACE
 target_compile_definitions(torch_wheel INTERFACE DISTCA_WITH_TORCH
   _GLIBCXX_USE_CXX11_ABI=1 USE_DISTRIBUTED USE_C10D_GLOO)
 target_link_directories(torch_wheel INTERFACE ${DISTCA_TORCH_DIR}/lib)
+set(of_package $<BOOL:$<TARGET_PROPERTY:BUILD_WITH_INSTALL_RPATH>>)  # of Python's, see python/CMakeLists.txt
 set(torch_libs torch torch_cpu c10)
 if(NOT DISTCA_TORCH_CUDA STREQUAL "none")
-  list(APPEND torch_libs torch_cuda c10_cuda)
+  # Python has loaded them before the package, and one library serves PyTorch with CUDA and without.
+  list(APPEND torch_libs $<$<NOT:${of_package}>:torch_cuda> $<$<NOT:${of_package}>:c10_cuda>)
 endif()
 # --no-as-needed: the CUDA kernels register themselves when the library loads; nobody names a symbol of theirs.
 target_link_libraries(torch_wheel INTERFACE -Wl,--no-as-needed ${torch_libs} -Wl,--as-needed)
-# python/CMakeLists.txt says where the libraries of a wheel look.
+# The package's libraries look beside its own folder.
 target_link_options(torch_wheel INTERFACE
-  $<$<NOT:$<BOOL:$<TARGET_PROPERTY:BUILD_WITH_INSTALL_RPATH>>>:-Wl,-rpath,${DISTCA_TORCH_DIR}/lib>)
+  $<$<NOT:${of_package}>:-Wl,-rpath,${DISTCA_TORCH_DIR}/lib>)

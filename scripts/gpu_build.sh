@@ -30,6 +30,6 @@ for program in "${programs[@]}" distca-torch; do
   install -D --strip $build/"$program" $packed/$build/"$program"
 done
 cp -r $build/package $packed/$build/
-strip $packed/$build/package/distca/*.so
+strip $packed/$build/package/distca/{,torch-*/}*.so
 tar czf offline/build.tgz -C $packed build
 echo "gpu_build: offline/build.tgz holds $(du -sh offline/build.tgz | cut -f1)"

@@ -19,7 +19,7 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils._mode_utils import no_dispatch
 
-from distca import _library
+from distca import _library, _ops
 from distca._fsdp import SharedLayers
 
 _running = threading.local()  # .coroutine: the one that runs on this thread
@@ -30,7 +30,7 @@ _FLAGS = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode",
 
 
 def _load():
-    library = _library.load("libdistca_torch.so", ctypes.PyDLL)  # which keeps Python's lock
+    library = _library.load(_ops.LIBRARY, ctypes.PyDLL)  # which keeps Python's lock
     library.distca_thread_state_copy.restype = ctypes.c_void_p
     library.distca_thread_state_copy.argtypes = [ctypes.c_int]
     for function in (library.distca_thread_state_swap, library.distca_thread_state_free):

@@ -5,10 +5,11 @@ numbers from here; `make test-matrix` tries them (docs/python.md has its table).
 """
 
 import importlib
+import os
 import re
 import warnings
 
-from distca import _build
+from distca import _library
 
 TORCH = ("2.11", "2.15")  # the oldest minor version that is taken, and the newest that was tried
 TRANSFORMERS = ("5.2", "5.24")
@@ -32,21 +33,22 @@ def require_megatron():
 
 
 def require_torch():
-    """Raises ImportError in one line unless the PyTorch that is installed is the one that distca was built for.
+    """The folder of libraries, beside this file, for the PyTorch that is installed.
 
-    PyTorch promises no binary interface between minor versions, so what is built fits one of them. What needs PyTorch
-    calls this before it loads a library. Warns of one that is newer than those that were tried.
+    PyTorch promises no binary interface between minor versions, so there is a folder for each that distca was built for.
+    Raises ImportError in one line if there is none for this one. Warns of one that is newer than those that were tried.
     """
-    if not _build.TORCH:
+    built = sorted((name.removeprefix("torch-") for name in os.listdir(_library.FOLDER) if name.startswith("torch-")), key=_minor)
+    if not built:
         raise ImportError("this distca was built without PyTorch: it can plan (distca.plan) and no more")
-    built = _build.TORCH
-    _require("torch", "PyTorch", TORCH, lambda found: (
-        f"this distca was built for PyTorch {built} and fits no other minor version, but {found} is installed: build "
-        "distca again, pip install --no-build-isolation --force-reinstall DISTCA") if _minor(found) != _minor(built) else "")
+    found = _require("torch", "PyTorch", TORCH, lambda found: "" if _minor(found) in map(_minor, built) else (
+        f"this distca was built for PyTorch {', '.join(built)} and fits no other minor version, but {found} is installed: "
+        "build distca again, pip install --no-build-isolation --force-reinstall DISTCA"))
+    return "torch-{}.{}".format(*_minor(found))
 
 
 def _require(package, name, tried, fault_of=lambda found: ""):
-    """Refuses what is missing, what is older than `tried` and what has a fault; warns of what is newer."""
+    """The version found. Refuses what is missing, older than `tried` or has a fault; warns of what is newer."""
     oldest, newest = tried
     pip_name = package.replace(".", "-")
     try:
@@ -63,6 +65,7 @@ def _require(package, name, tried, fault_of=lambda found: ""):
     if _minor(found) > _minor(newest):
         warnings.warn(f"distca was tried with {name} {' to '.join(dict.fromkeys(tried))}, and {found} is installed; if "
                       f'something goes wrong: pip install "{pip_name}=={newest}.*"', stacklevel=3)
+    return found
 
 
 def _minor(version):

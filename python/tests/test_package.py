@@ -52,12 +52,19 @@ def stub(folder, package, text):
     (folder / f"{package}.py").write_text(text)
 
 
+def built_for(folder, monkeypatch, *versions):
+    """The package has libraries for these versions of PyTorch."""
+    monkeypatch.setattr(_library, "FOLDER", folder / "package")
+    for version in versions:
+        (folder / "package" / f"torch-{version}").mkdir(parents=True)
+
+
 @pytest.fixture
 def stubs(tmp_path, monkeypatch):
     """A folder that is looked into first; PyTorch is not loaded."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(_build, "TORCH", "2.13.0+cpu")
+    built_for(tmp_path, monkeypatch, "2.9", "2.13", "2.12")
     return tmp_path
 
 
@@ -70,9 +77,9 @@ def line_of(function):
 
 @pytest.mark.parametrize("version, line", [
     ("2.10.1", f"distca needs PyTorch 2.11 or newer, but 2.10.1 is installed: {_versions._OLDER['PyTorch']}"),
-    ("2.16a0+git1", "this distca was built for PyTorch 2.13.0+cpu and fits no other minor version, but 2.16a0+git1 is "
+    ("2.16a0+git1", "this distca was built for PyTorch 2.9, 2.12, 2.13 and fits no other minor version, but 2.16a0+git1 is "
                     "installed: build distca again, pip install --no-build-isolation --force-reinstall DISTCA"),
-    ("2.12.1+cu130", "this distca was built for PyTorch 2.13.0+cpu and fits no other minor version, but 2.12.1+cu130 "
+    ("2.11.1+cu130", "this distca was built for PyTorch 2.9, 2.12, 2.13 and fits no other minor version, but 2.11.1+cu130 "
                      "is installed: build distca again, pip install --no-build-isolation --force-reinstall DISTCA"),
 ])
 def test_another_pytorch_is_refused_in_one_line(stubs, version, line):
@@ -80,13 +87,14 @@ def test_another_pytorch_is_refused_in_one_line(stubs, version, line):
     assert line_of(_versions.require_torch) == line
 
 
-def test_the_pytorch_of_the_build_is_taken(stubs):
-    stub(stubs, "torch", "__version__ = '2.13.4+cu130'")
-    _versions.require_torch()
+@pytest.mark.parametrize("version, folder", [("2.13.4+cu130", "torch-2.13"), ("2.12.0", "torch-2.12")])
+def test_the_library_for_the_pytorch_that_is_there_is_chosen(stubs, version, folder):
+    stub(stubs, "torch", f"__version__ = '{version}'")
+    assert _versions.require_torch() == folder
 
 
 def test_versions_that_were_not_tried_get_one_warning(stubs, monkeypatch):
-    monkeypatch.setattr(_build, "TORCH", "2.99.0")
+    built_for(stubs, monkeypatch, "2.99")
     for module, package, name, check in (("torch", "torch", "PyTorch", _versions.require_torch),
                                          ("transformers", "transformers", "Transformers", _versions.require_transformers)):
         oldest, newest = _versions.TORCH if module == "torch" else _versions.TRANSFORMERS
@@ -107,6 +115,6 @@ def test_a_missing_pytorch_is_said(stubs, monkeypatch):
     stub(stubs, "torch", "import what_pytorch_needs")
     with pytest.raises(ModuleNotFoundError, match="what_pytorch_needs"):
         _versions.require_torch()
-    monkeypatch.setattr(_build, "TORCH", "")
+    monkeypatch.setattr(_library, "FOLDER", stubs)
     assert line_of(_versions.require_torch) == ("this distca was built without PyTorch: it can plan (distca.plan) and "
                                                 "no more")
