@@ -115,7 +115,7 @@ def readme():
 
 def versions():
     """Faults: pages that say other versions than the package, or another table than the log of `make test-matrix`."""
-    names = {"PyTorch": "TORCH", "Transformers": "TRANSFORMERS", "Megatron-Core": "MEGATRON"}
+    names = {"PyTorch": "TORCH", "Transformers": "TRANSFORMERS", "Megatron-Core": "MEGATRON", "TorchTitan": "TORCHTITAN"}
     for path in ("README.md", test_matrix.PAGE):
         text = " ".join(read(path).split())
         for name, key in names.items():

@@ -30,7 +30,7 @@ def read(path):
 
 
 def tried(name):
-    """(the oldest, the newest) minor version of TORCH, TRANSFORMERS or MEGATRON that the Python package was tried with."""
+    """(the oldest, the newest) minor version of TORCH, TRANSFORMERS, MEGATRON or TORCHTITAN that the Python package was tried with."""
     return re.search(rf'^{name} = \("([\d.]+)", "([\d.]+)"\)', read("python/distca/_versions.py"), re.MULTILINE).groups()
 
 

@@ -36,6 +36,8 @@ MODELS = ["test_transformers.py", "test_transformers_states.py", "test_transform
           "test_transformers_shard.py", "test_transformers_shard_trainer.py"]
 FINE_TUNING = ["test_fine_tuning.py"]
 MEGATRON = ["test_megatron.py", "test_megatron_refusals.py", "test_megatron_context.py"]
+TORCHTITAN = ["test_torchtitan.py"]
+MODULES = {MEGATRON[0]: "distca.megatron", TORCHTITAN[0]: "distca.torchtitan"}
 USUAL = ("transformers==5.24.*", "accelerate")
 
 
@@ -64,6 +66,8 @@ CORNERS = [  # those with one PyTorch stand together: it is built for once
     Corner("2.13", (*USUAL, "peft"), FINE_TUNING),
     Corner("2.13", ("megatron-core==0.16.*",), MEGATRON),
     *(Corner("2.13", (f"megatron-core==0.{minor}.*",), MEGATRON, python="3.12") for minor in (17, 18, 19)),
+    Corner("2.13", ("torchtitan==0.3.*", "triton"), TORCHTITAN),
+    Corner("2.15", ("torchtitan==0.3.*", "triton"), TORCHTITAN),
     *(Corner(torch, USUAL, CALL + MODELS) for torch in ("2.15", "2.14", "2.12", "2.11")),
 ]
 NAMES = {corner.name: corner for corner in CORNERS}
@@ -155,7 +159,7 @@ def tested(corner, log):
     pip(log, "install", "pytest", "greenlet", "numpy", *corner.packages, why="pip brings no such packages")
     wheel = wheel_for(corner.torch, log)
     pip(log, "install", "--force-reinstall", "--no-deps", wheel, why="the wheel does not install")
-    module = "distca.megatron" if corner.tests is MEGATRON else "distca.transformers"
+    module = MODULES.get(corner.tests[0], "distca.transformers")
     good, output = run([python, "-W", "ignore", "-c", f"import {module}"], log, cwd=FOLDER)
     if not good:
         line = last_line(output)

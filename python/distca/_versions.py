@@ -1,4 +1,4 @@
-"""Which versions of PyTorch, Transformers and Megatron-Core distca was tried with, and the one line about others.
+"""Which versions of PyTorch, Transformers, Megatron-Core and TorchTitan distca was tried with, and the one line about others.
 
 An older one is refused, for a reason that was seen. A newer one is taken, with one warning. CMake and scripts read the
 numbers from here; `make test-matrix` tries them (docs/python.md has its table).
@@ -14,11 +14,13 @@ from distca import _library
 TORCH = ("2.11", "2.15")  # the oldest minor version that is taken, and the newest that was tried
 TRANSFORMERS = ("5.2", "5.24")
 MEGATRON = ("0.16", "0.19")
+TORCHTITAN = ("0.3", "0.3")
 
 _OLDER = {  # what was seen with an older one
     "PyTorch": "distca does not compile against 2.10, whose c10::Stream has no native_handle",
     "Transformers": "until 5.1, the hidden_states of two nano-batches are mixed up, and with 4.57 other tokens are generated",
     "Megatron-Core": "0.15 cannot say whether it recomputes (megatron.core.tensor_parallel.random.is_checkpointing)",
+    "TorchTitan": "0.2 has no torchtitan.trainer, and its configuration is one of text (JobConfig)",
 }
 
 
@@ -30,6 +32,11 @@ def require_transformers():
 def require_megatron():
     """Raises ImportError in one line unless a Megatron-Core is installed that is not too old. Warns of one that is newer."""
     _require("megatron.core", "Megatron-Core", MEGATRON)
+
+
+def require_torchtitan():
+    """Raises ImportError in one line unless a TorchTitan is installed that is not too old. Warns of one that is newer."""
+    _require("torchtitan", "TorchTitan", TORCHTITAN)
 
 
 def require_torch():
