@@ -34,7 +34,7 @@ SECONDS = 3600  # that a corner's tests may take
 CALL = ["test_package.py", "test_wheel.py", "test_attention.py", "test_attention_states.py", "test_ahead.py"]
 MODELS = ["test_transformers.py", "test_transformers_states.py", "test_transformers_trainer.py", "test_ahead_loaders.py",
           "test_transformers_shard.py", "test_transformers_shard_trainer.py"]
-FINE_TUNING = ["test_fine_tuning.py"]
+FINE_TUNING = ["test_fine_tuning.py", "test_fine_tuning_shard.py"]
 MEGATRON = ["test_megatron.py", "test_megatron_refusals.py", "test_megatron_context.py"]
 TORCHTITAN = ["test_torchtitan.py"]
 MODULES = {MEGATRON[0]: "distca.megatron", TORCHTITAN[0]: "distca.torchtitan"}
@@ -64,6 +64,7 @@ CORNERS = [  # those with one PyTorch stand together: it is built for once
     Corner("2.13", ("transformers==5.2.*", "accelerate"), MODELS),
     Corner("2.13", (*USUAL, "trl==1.16.*"), FINE_TUNING),
     Corner("2.13", (*USUAL, "peft"), FINE_TUNING),
+    Corner("2.13", (*USUAL, "trl==1.16.*", "peft"), FINE_TUNING),
     Corner("2.13", ("megatron-core==0.16.*",), MEGATRON),
     *(Corner("2.13", (f"megatron-core==0.{minor}.*",), MEGATRON, python="3.12") for minor in (17, 18, 19)),
     Corner("2.13", ("torchtitan==0.3.*", "triton"), TORCHTITAN),

@@ -33,6 +33,7 @@ def shard_trainer(trainer, dealer, of_evaluation):
     )
     trainer.distca_dealer = dealer
     of_train, of_eval, samples = trainer.get_train_dataloader, trainer.get_eval_dataloader, trainer.get_batch_samples
+    loss, gather = trainer.compute_loss, trainer.gather_function
 
     def get_eval_dataloader(*given, **named):
         loader = of_eval(*given, **named)
@@ -50,13 +51,19 @@ def shard_trainer(trainer, dealer, of_evaluation):
             return batches, None
         return batches, torch.tensor(max(1, sum(batch[DEALT].targets for batch in batches)), device=args.device)
 
-    gather = trainer.gather_function
-
     def gather_function(values, *given, **named):
         """Of the losses of an evaluation, of which each rank has its share: one for each sample, as in one process."""
         gathered, dealt = gather(values, *given, **named), of_evaluation.under_way
         return gathered if dealt is None else gathered.view(of_evaluation.ranks, -1).mean(0)[: dealt.samples]
 
+    def compute_loss(model, inputs, return_outputs=False, num_items_in_batch=None):
+        """An evaluation's loss is divided by the targets of all ranks, too: SFTTrainer's own would be by each rank's."""
+        dealt = of_evaluation.under_way
+        if dealt is not None:
+            num_items_in_batch = torch.tensor(max(1, dealt.targets), device=args.device)
+        return loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+
+    trainer.compute_loss = compute_loss
     trainer.get_train_dataloader = lambda: steps(dealer, of_train())
     trainer.get_eval_dataloader, trainer.get_batch_samples = get_eval_dataloader, get_batch_samples
     if not hasattr(transformers.trainer.skip_first_batches, "distca"):

@@ -34,7 +34,7 @@ def of_trl(port, is_attached):
     model = make()
     if is_attached:
         distca.transformers.attach(model)
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=_words(), eos_token="1", pad_token="0")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words(), eos_token="1", pad_token="0")
     rows = [{"input_ids": document.tolist()} for document in documents_of(LENGTHS)]
     with tempfile.TemporaryDirectory() as folder:
         trainer = trl.SFTTrainer(
@@ -47,7 +47,7 @@ def of_trl(port, is_attached):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def _words():
+def words():
     import tokenizers
 
     return tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(64)}, unk_token="0"))
@@ -61,6 +61,12 @@ def test_trl(two):
         assert abs(got - want) <= 1e-5 * want
 
 
+def lora_config(**changes):
+    import peft
+
+    return peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **changes)
+
+
 def of_lora(nano_batches):
     """(the loss, {name: gradient}) with LoRA, summed over ranks; nano_batches 0: with sdpa, a document at a time."""
     import peft
@@ -71,8 +77,7 @@ def of_lora(nano_batches):
     if nano_batches:
         distca.transformers.attach(model, nano_batches=nano_batches)
     torch.manual_seed(1)
-    model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"],
-                                                       init_lora_weights=False))
+    model = peft.get_peft_model(model, lora_config())
     batches = [documents] if nano_batches else [[document] for document in documents]
     losses = [model(**packed(batch), num_items_in_batch=items).loss for batch in batches]
     sum(losses).backward()
