@@ -39,7 +39,8 @@ import distca.torchtitan  # noqa: E402
 from distca import _versions  # noqa: E402
 from distca._deal import DEALT  # noqa: E402
 
-BOUND = 2e-5  # TorchTitan computes in float32 at most
+# TorchTitan computes in float32 at most, and PyTorch sums the squares of a norm in it, one by one.
+BOUND = {"loss": 1e-5, "norm": 1e-4, "gradient": 1e-5, "parameter": 1e-5}
 CHECKPOINTING = {"none": None, "selective": SelectiveAC.Config, "full": FullAC.Config}
 LAYOUTS = {"FSDP": {}, "HSDP": dict(data_parallel_replicate_degree=2, data_parallel_shard_degree=1)}
 
@@ -79,7 +80,7 @@ def dealt(given, at_once):
 
 
 def compared(found, want):
-    """{what differs: by how much, relative to what is wanted}"""
+    """(by how much the worst differs from what is wanted, of what may be, and which that is)."""
     losses, norms, gradients, parameters = (dict(enumerate(part)) if isinstance(part, list) else part for part in found)
     assert len(losses) == len(want[0]) > 0
     pairs = {(name, i): (got[i], wanted[i])
@@ -88,7 +89,7 @@ def compared(found, want):
     for part, of_part, wanted in (("gradient", gradients, want[2]), ("parameter", parameters, want[3])):
         assert set(of_part) == set(wanted)
         differs |= {(part, name): titan.distance(of_part[name], wanted[name]) for name in wanted}
-    return differs
+    return max((value / BOUND[name[0]], name) for name, value in differs.items())
 
 
 @pytest.mark.parametrize("model, window, chunks, at_once, checkpointing, layout", pairs_of(
@@ -100,9 +101,8 @@ def test_a_step_is_that_of_one_process(one, two, model, window, chunks, at_once,
     answers = two.run(dealt, dict(**usual, layout=layout, chunks=chunks, accumulated=2, ranks=2), at_once)
     steps, layers, passes = 2, 2, 2 * (2 if at_once else 1)
     for found, seen, forwards, _ in answers:
-        differs = compared(found, want)
-        worst = max(differs, key=differs.get)
-        assert differs[worst] <= BOUND, (worst, differs[worst])
+        share, worst = compared(found, want)
+        assert share <= 1, (share, worst)
         assert forwards == steps * layers * passes and len(seen) == steps * passes
         assert all(rows % max(chunks, 1) == 0 for _, rows in seen)
     check_cuts(answers, titan.TOKENS * (at_once or 2), max(chunks, 1))
@@ -121,7 +121,7 @@ def check_cuts(answers, tokens, chunks):
 def test_a_process_by_itself(one):
     given = dict(rows=2)
     (want,), ((found, _, _, sent),) = one.run(alone, given), one.run(dealt, given, None)
-    assert max(compared(found, want).values()) <= BOUND and sent == 0
+    assert compared(found, want)[0] <= 1 and sent == 0
 
 
 def resumed(folder, at_once):
@@ -161,7 +161,7 @@ def validated(is_ours):
 def test_validation(one, two):
     (want,), = one.run(validated, False)
     for found, in two.run(validated, True):
-        assert abs(found - want) <= BOUND * want
+        assert abs(found - want) <= BOUND["loss"] * want
 
 
 def ended():
