@@ -35,6 +35,7 @@ from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss  # noqa: E402
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig  # noqa: E402
 from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
+from torchtitan.config import TORCH_DTYPE_MAP  # noqa: E402
 from torchtitan.distributed import fsdp  # noqa: E402
 from torchtitan.models.common.attention import VarlenAttention  # noqa: E402
 from torchtitan.models.llama3 import config_registry as llama3  # noqa: E402
@@ -49,6 +50,9 @@ VOCABULARY = 2048  # of TorchTitan's models for debugging, at least
 WIDTH = 128  # of what is within a feed-forward layer
 TOKENS = 192  # of a row
 ROWS = ([192], [70, 1, 121], [5, 187], [64, 128], [192], [33, 33, 126])  # documents of rows, which come in turns
+
+# TorchTitan knows no float64, in which rounding hides nothing: what asks for float32 gets it.
+TORCH_DTYPE_MAP["float32"] = torch.float64
 
 
 def summed(model):
