@@ -111,7 +111,9 @@ Config configuration(const EvaluateArguments& arguments, const Source& source) {
   };
   Config config = load_config("", words);
   if (is_given("batch.max_document_tokens")) return config;
-  int64_t longest = std::ranges::max(DataBlend(config.data.prefix).document_lengths());
+  int64_t longest = 0;  // of no document, too
+  for (const int64_t length : DataBlend(config.data.prefix).document_lengths())
+    longest = std::max(longest, length);
   if (const int64_t positions = config.model.num_positions(); positions > 0)
     longest = std::min(longest, positions);
   BatchOptions& batch = config.batch;
