@@ -44,7 +44,7 @@ struct EvaluateArguments {
 
 /// Where the weights are.
 struct Source {
-  fs::path checkpoint;            // empty: in the folder itself
+  fs::path checkpoint;            // empty if they are in the folder itself
   std::vector<std::string> keys;  // KEY=VALUE, which say what the model is
   std::string words;              // for people
 };
@@ -111,7 +111,7 @@ Config configuration(const EvaluateArguments& arguments, const Source& source) {
   };
   Config config = load_config("", words);
   if (is_given("batch.max_document_tokens")) return config;
-  int64_t longest = 0;  // of no document, too
+  int64_t longest = 0;  // also what a data set without documents has
   for (const int64_t length : DataBlend(config.data.prefix).document_lengths())
     longest = std::max(longest, length);
   if (const int64_t positions = config.model.num_positions(); positions > 0)

@@ -26,8 +26,8 @@ struct RankStart {
   const std::optional<Rendezvous>& rendezvous;  // nothing unless somebody started this process
   /// Called once in a process that has ranks, before they meet. It may start threads.
   std::function<RankWork()> begin;
-  std::vector<std::string> command;  // what a launched process runs
-  int port = 0;                      // of the ranks' store; 0: a free one
+  std::vector<std::string> command;  // a launched process runs it
+  int port = 0;                      // where the ranks' store listens. 0 takes a free one.
   int max_restarts = 0;
   bool names_ranks = true;  // errors say more about the ranks that they name
 };

@@ -58,7 +58,7 @@ TEST_F(DataSplitTest, validation_is_in_pairs_where_steps_play_pairs) {
 
 TEST_F(DataSplitTest, an_evaluation_has_every_document_once_and_whole) {
   const DataBlend set = data({5, 0, 3, 1, 20, 8, 2});
-  const auto shape = [&] {  // of each nano-batch, the tokens and targets of its documents
+  const auto shape = [&] {  // tokens and targets of every document, by nano-batch
     std::string text;
     for (const Batch& batch : evaluation_batches(config_, set)) {
       for (const NanoBatchSource& source : batch) {
