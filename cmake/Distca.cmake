@@ -10,8 +10,7 @@ if(DISTCA_WITH_TORCH)
   file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cc "// carries the precompiled ATen header\n")
   add_library(distca_torch_pch OBJECT ${CMAKE_BINARY_DIR}/torch_pch.cc)
   target_link_libraries(distca_torch_pch PUBLIC torch_wheel distca_options)
-  set(DISTCA_TORCH_PCH <ATen/ATen.h> <torch/csrc/autograd/autograd.h> <torch/csrc/autograd/variable.h>
-    <vector> <string> <memory> <map> <functional>)
+  set(DISTCA_TORCH_PCH <ATen/ATen.h> <vector> <string> <memory> <map> <functional>)
   target_precompile_headers(distca_torch_pch PRIVATE ${DISTCA_TORCH_PCH})
 endif()
 

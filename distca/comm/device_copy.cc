@@ -1,7 +1,6 @@
 #include "distca/comm/device_copy.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/AutogradState.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -15,16 +14,9 @@ class RankThread {
  public:
   explicit RankThread(const at::Device& device)
       : stream_(c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(
-            device, /*isHighPriority=*/false)) {
-    // Else one thread of autograd's would do the backward of all ranks on the device.
-    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-  }
-  ~RankThread() { c10::AutogradState::get_tls_state().set_multithreading_enabled(had_threads_); }
-  RankThread(const RankThread&) = delete;
-  RankThread& operator=(const RankThread&) = delete;
+            device, /*isHighPriority=*/false)) {}
 
  private:
-  const bool had_threads_ = c10::AutogradState::get_tls_state().get_multithreading_enabled();
   c10::StreamGuard stream_;
 };
 

@@ -8,9 +8,8 @@
 namespace distca {
 
 /// While what it returns lives, the calling thread gives the device its work on a stream of its
-/// own, and does autograd's backward itself. With one stream for all ranks that are threads, each
-/// would wait for what the others do, and a wait that is missing would not show. To be destroyed by
-/// the same thread.
+/// own. With one stream for all ranks that are threads, each would wait for what the others do, and
+/// a wait that is missing would not show. To be destroyed by the same thread.
 std::shared_ptr<void> begin_device_rank(int cuda_device);
 
 /// Each rank's thread begins as begin_device_rank() says. Copies go

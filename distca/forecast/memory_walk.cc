@@ -141,7 +141,7 @@ class Walk {
       case OpKind::kEmbed:
         return forward ? embed(nano) : embed_backward(nano);
       case OpKind::kPreAttention:
-        return forward ? pre_attention(nano) : pre_attention_backward(nano, op.layer);
+        return forward ? pre_attention(nano) : pre_attention_backward(nano);
       case OpKind::kPostAttention:
         return forward ? post_attention(nano) : post_attention_backward(nano);
       case OpKind::kLoss:
@@ -177,20 +177,9 @@ class Walk {
     return matrix(model_.num_key_value_heads * model_.head_dim, model_.hidden_size);
   }
 
-  /// Gradients by matrices: added to .grad at once or, where a copy in the compute type got them,
-  /// by collect_gradients().
-  void give_matrices(double bytes) {
-    if (row_.converts()) {
-      uncollected_ += bytes;
-    } else {
-      ledger_.give(kPhase, bytes);
-    }
-  }
-  /// The largest matrix is converted while all are there.
-  void collect_gradients(double largest) {
-    if (row_.converts()) ledger_.pass(kPhase, largest / row_.type * row_.wide);
-    ledger_.give(kPhase, uncollected_);
-    uncollected_ = 0;
+  /// The gradient by a matrix, which is added to .grad at once; in its type, where that is another.
+  void add_gradient(double bytes) {
+    ledger_.pass(kPhase, bytes * (row_.converts() ? 1 + row_.wide / row_.type : 1));
   }
 
   void embed(const Nano& nano) { begin(nano); }
@@ -198,10 +187,7 @@ class Walk {
   void begin(const Nano& nano) {
     ledger_.take(kActivations, nano.tokens * (row_.hidden + row_.rope));
   }
-  /// The last layer's graph keeps its output; kFull has no graph.
-  void take_output(const Nano& nano) {
-    if (full()) ledger_.give(kActivations, nano.tokens * row_.hidden);
-  }
+  void take_output(const Nano& nano) { ledger_.give(kActivations, nano.tokens * row_.hidden); }
   void begin_backward(const Nano& nano) { ledger_.take(kActivations, nano.tokens * row_.hidden); }
   /// Nothing of the nano-batch stays.
   void take_gradient(const Nano& nano) {
@@ -271,7 +257,7 @@ class Walk {
   /// dQ, dK, dV in the type in which they are summed.
   double sums() const { return row_.qkv() / row_.type * row_.wide; }
 
-  /// Bytes that the graph of post-attention keeps of a row, without its inputs and its output.
+  /// Bytes that post-attention keeps of a row, without its inputs and its output.
   double post_kept(bool keeps) const {
     return row_.hidden + row_.wide + 2 * row_.inner + (keeps ? row_.hidden + row_.inner : 0);
   }
@@ -305,38 +291,37 @@ class Walk {
     ledger_.pass(kLogits, logits * (row_.converts() ? row_.type + 2 * row_.wide : 2 * row_.wide));
     ledger_.pass(kLogits, 3 * logits * row_.wide);
     ledger_.take(kLogits, logits * row_.type);
-    ledger_.take(kPhase, head + rows * row_.hidden);
+    add_gradient(head);
+    ledger_.give(kPhase, rows * row_.hidden);  // the head's input
+    ledger_.take(kPhase, rows * row_.hidden);  // the gradient by it, which becomes that by x
     ledger_.pass(kPhase, norm_weight_gradients(rows));
     ledger_.give(kLogits, logits * row_.type);
-    give_matrices(head);
     ledger_.give(kPhase, norm);
-    collect_gradients(head);
-    ledger_.give(kPhase, rows * row_.hidden);
-    if (full()) ledger_.give(kActivations, nano.tokens * row_.hidden);  // y has no graph
+    ledger_.give(kActivations, nano.tokens * row_.hidden);  // x
   }
 
-  /// Backward of the graph of some rows, which lies in `part`. Leaves the gradients by x and by O
-  /// in kPhase.
-  void post_graph_backward(double rows, bool keeps, MemoryPart part) {
+  /// Backward of what post-attention has kept of some rows in `part`. Leaves the gradients by x and
+  /// by O in kPhase.
+  void post_rows_backward(double rows, bool keeps, MemoryPart part) {
     // down(silu(gate) * up): the gradient by gate takes the place of the product
-    ledger_.take(kPhase, mlp_matrix() + rows * (keeps ? 1 : 2) * row_.inner);
-    give_matrices(mlp_matrix());
+    if (!keeps) ledger_.take(kPhase, rows * row_.inner);
+    add_gradient(mlp_matrix());
+    ledger_.take(kPhase, rows * row_.inner);
     ledger_.give(part, rows * ((keeps ? 3 : 2) * row_.inner));
     if (keeps) ledger_.take(kPhase, rows * row_.inner);
     // gate and up of the norm, whose gradient by its input takes the place of that by its output
     const double again = keeps ? 0 : rows * row_.hidden;
-    ledger_.take(kPhase, again + 2 * mlp_matrix() + rows * row_.hidden);
-    ledger_.pass(kPhase, norm_weight_gradients(rows));
-    ledger_.give(kPhase, again + rows * 2 * row_.inner);
-    give_matrices(2 * mlp_matrix());
-    ledger_.give(part, rows * (row_.wide + (keeps ? row_.hidden : 0)));
-    // The residual: a sum, of which the gradient by x is a copy
+    ledger_.take(kPhase, again);
+    add_gradient(mlp_matrix());
+    ledger_.give(kPhase, again);
+    if (keeps) ledger_.give(part, rows * row_.hidden);
     ledger_.take(kPhase, rows * row_.hidden);
-    ledger_.give(part, rows * row_.hidden);
-    ledger_.take(kPhase, rows * row_.q + q_matrix());
-    give_matrices(q_matrix());
-    ledger_.give(kPhase, rows * row_.hidden);
-    collect_gradients(mlp_matrix());
+    ledger_.pass(kPhase, norm_weight_gradients(rows));
+    ledger_.give(kPhase, rows * 2 * row_.inner);
+    ledger_.give(part, rows * (row_.wide + row_.hidden));
+    // The residual is added to the gradient by x.
+    add_gradient(q_matrix());
+    ledger_.take(kPhase, rows * row_.q);
   }
   /// A row for each block of rows.
   double norm_weight_gradients(double rows) const {
@@ -345,11 +330,11 @@ class Walk {
     return rows / std::max(1.0, kBlockElements / hidden) * hidden * row_.wide;
   }
 
-  /// With the forward of these rows before it.
+  /// With the forward of these rows before it, but for its last product.
   void post_chunk_backward(double rows) {
-    ledger_.take(kPhase, rows * (post_kept(true) + row_.hidden));
-    post_graph_backward(rows, true, kPhase);
-    ledger_.give(kPhase, rows * (2 * row_.hidden + row_.q));
+    ledger_.take(kPhase, rows * post_kept(true));
+    post_rows_backward(rows, true, kPhase);
+    ledger_.give(kPhase, rows * (row_.hidden + row_.q));
   }
 
   void post_attention_backward(const Nano& nano) {
@@ -362,10 +347,10 @@ class Walk {
       ledger_.give(kActivations, nano.tokens * row_.hidden);  // the gradient by y
       if (!nano.keys_travel_again) set_qkv_again(nano);
     } else {
-      post_graph_backward(nano.tokens, keeps_products(), kActivations);
+      post_rows_backward(nano.tokens, keeps_products(), kActivations);
       ledger_.give(kPhase, d_x_d_o);
       ledger_.take(kActivations, d_x_d_o);
-      ledger_.give(kActivations, nano.tokens * 2 * row_.hidden);  // y and the gradient by it
+      ledger_.give(kActivations, nano.tokens * row_.hidden);  // the gradient by y
     }
     // delta
     const double wide = nano.tokens * row_.q / row_.type * row_.wide;
@@ -373,45 +358,39 @@ class Walk {
     ledger_.take(kActivations, nano.tokens * row_.head);
   }
 
-  /// The rows of all tokens are the graph's own where there is one chunk.
+  /// Q, K and V of a chunk go into those of all tokens; the rest stays for the phase's backward.
   void set_qkv_again(const Nano& nano) {
-    if (has_chunks(nano)) ledger_.take(kActivations, nano.tokens * row_.qkv());
-    pre_attention_of(nano.tokens, false, kActivations);
+    const double rows = chunk_of(nano);
+    pre_attention_of(rows, false, kPhase);
+    ledger_.give(kPhase, rows * (row_.wide + row_.qkv() + row_.normed));
+    ledger_.take(kActivations, nano.tokens * (row_.wide + row_.qkv() + row_.normed));
   }
 
-  void pre_attention_backward(Nano& nano, int layer) {
+  void pre_attention_backward(Nano& nano) {
     nano.has_sums = false;
     // Phases take the sums in their own type: in new tensors if the sums have another type.
     const double gradients = nano.tokens * row_.qkv();
     if (row_.converts()) ledger_.take(kPhase, gradients);
     ledger_.give(kActivations, nano.tokens * (sums() + 2 * row_.q + 2 * row_.head));
     if (!row_.converts()) ledger_.take(kPhase, gradients);
-    if (full() && has_chunks(nano) && !nano.keys_travel_again)
-      ledger_.give(kActivations, nano.tokens * row_.qkv());
+    ledger_.give(kActivations, nano.tokens * row_.qkv());
     const double rows = full() ? chunk_of(nano) : nano.tokens;
-    if (full() && nano.keys_travel_again) {  // Q, K, V have gone with the home's
-      ledger_.give(kActivations, nano.tokens * row_.qkv());
-      pre_attention_of(rows, false, kPhase);
-    }
-    const bool keeps = keeps_products();
-    const double rotated = rows * (row_.q + row_.k), of_norm = rows * row_.hidden;
-    const double matrices = q_matrix() + 2 * k_matrix();
-    ledger_.take(kPhase, rotated + matrices + of_norm + (keeps ? 0 : rows * row_.hidden) +
-                             norm_weight_gradients(rows));
-    ledger_.give(
-        kPhase, rotated + of_norm + (keeps ? 0 : rows * row_.hidden) + norm_weight_gradients(rows));
-    give_matrices(matrices);
-    collect_gradients(std::max(q_matrix(), k_matrix()));
-    if (full() && nano.keys_travel_again) {
+    const bool again = full() && nano.keys_travel_again, keeps = keeps_products();
+    if (again) pre_attention_of(rows, false, kPhase);
+    const double rotated = rows * (row_.q + row_.k);
+    ledger_.take(kPhase, rotated + (keeps ? 0 : rows * row_.hidden));
+    add_gradient(std::max(q_matrix(), k_matrix()));
+    if (!keeps) ledger_.give(kPhase, rows * row_.hidden);
+    ledger_.take(kPhase, rows * row_.hidden);  // the gradient by the norm's output, then by x
+    ledger_.pass(kPhase, norm_weight_gradients(rows));
+    ledger_.give(kPhase, rotated + rows * row_.hidden);
+    if (again) {
       ledger_.give(kPhase, rows * (row_.qkv() + row_.normed + row_.wide));
     } else {
-      ledger_.give(kActivations, nano.tokens * (row_.qkv() + row_.normed + row_.wide +
-                                                (keeps ? row_.hidden : 0)));
+      ledger_.give(kActivations,
+                   nano.tokens * (row_.normed + row_.wide + (keeps ? row_.hidden : 0)));
     }
-    // x goes; that of an upper layer is the y of the layer below, which keeps it until its own
-    // turn.
-    if (full() || layer == program_.stage.layers.begin)
-      ledger_.give(kActivations, nano.tokens * row_.hidden);
+    ledger_.give(kActivations, nano.tokens * row_.hidden);  // x
     ledger_.give(kPhase, gradients);
   }
 
@@ -427,7 +406,6 @@ class Walk {
   std::vector<Nano> nanos_;
   std::vector<bool> landed_;  // [operation] of p2p
   Ledger ledger_;
-  double uncollected_ = 0;  // bytes of gradients that collect_gradients() will add
 };
 
 }  // namespace

@@ -2,8 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <span>
@@ -14,22 +12,31 @@
 #include "distca/base/normal.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/host_read.h"
+#include "distca/model/operators.h"
 #include "distca/model/rope_scaling.h"
 #include "distca/program/program.h"
 
 namespace distca {
 namespace {
 
-/// Weights of one layer; shapes as in Hugging Face: [out, in].
+/// A matrix: what phases read, in the compute type, and the parameter, which has the gradient.
+struct Matrix {
+  at::Tensor used, parameter;
+};
+
+/// Weights of one layer; shapes as in Hugging Face: [out, in]. Norms and biases are parameters.
 struct LayerWeights {
   at::Tensor input_norm;           // [C]
-  at::Tensor q, k, v;              // [H * D, C], [G * D, C], [G * D, C]
+  Matrix q, k, v;                  // [H * D, C], [G * D, C], [G * D, C]
   std::vector<at::Tensor> biases;  // [H * D], [G * D], [G * D] of q, k, v; Qwen2 alone
   at::Tensor q_norm, k_norm;       // [D]; Qwen3 alone
-  at::Tensor o;                    // [C, H * D]
+  Matrix o;                        // [C, H * D]
   at::Tensor post_norm;            // [C]
-  at::Tensor gate, up, down;       // [I, C], [I, C], [C, I]
+  Matrix gate, up, down;           // [I, C], [I, C], [C, I]
 };
+
+/// x [T, heads, D] -> [T, heads * D].
+at::Tensor flat(const at::Tensor& x) { return x.reshape({x.size(0), x.size(1) * x.size(2)}); }
 
 }  // namespace
 
@@ -43,6 +50,19 @@ struct Llama::Occurrences {
   at::Tensor places;  // [T] int64, in `tokens`
 };
 
+struct Llama::PreAttention {
+  Normed norm;      // norm of x
+  at::Tensor q, k;  // [T, H, D], [T, G, D] that norms of heads read; Qwen3 alone
+  at::Tensor q_factors, k_factors;
+};
+
+struct Llama::PostAttention {
+  at::Tensor after_attention;  // [T, C] x and the projection of o
+  Normed norm;                 // norm of after_attention
+  at::Tensor gate, up;         // [T, I]
+  at::Tensor product;          // [T, I] which `down` reads, where it is kept
+};
+
 struct Llama::State {
   LlamaConfig config;
   Stage stage;
@@ -52,18 +72,13 @@ struct Llama::State {
   std::vector<LayerWeights> layers;  // layers of the stage
   at::Tensor embedding;              // [V, C]: the parameter; only on the first stage
   at::Tensor final_norm;             // [C]; this and the head only on the last stage
-  at::Tensor head;                   // [V, C]
+  Matrix head;                       // [V, C]
   std::vector<Weight> weights;
   std::vector<at::Tensor> parameters;
-  /// A matrix in the compute type, which phases use in its place.
-  struct Copy {
-    at::Tensor parameter, leaf;
-    int layer;
-  };
-  std::vector<Copy> copies;
-  at::Tensor storage;      // memory of all parameters
-  at::Tensor frequencies;  // [D / 2] fp64, of RoPE: radians a position
-  double rope_factor = 1;  // factor of its cosines and sines
+  std::vector<Matrix> copies;  // whatever has another type than its parameter
+  at::Tensor storage;          // memory of all parameters
+  at::Tensor frequencies;      // [D / 2] fp64, of RoPE: radians a position
+  double rope_factor = 1;      // factor of its cosines and sines
 
   State(const LlamaConfig& config_in, const Stage& stage_in, int cuda_device)
       : config(config_in),
@@ -77,15 +92,20 @@ struct Llama::State {
                  stage.index);
     return layers[index - stage.layers.begin];
   }
-  /// Returns the tensor that phases use in place of a parameter. Norms keep the parameters' type.
-  at::Tensor used(const at::Tensor& parameter, int layer) {
-    if (compute == main_param || parameter.dim() == 1) return parameter;
-    const at::NoGradGuard no_grad;
-    // Where main params are elsewhere, both share their memory, but not their gradients' type.
-    copies.push_back({.parameter = parameter,
-                      .leaf = parameter.detach().to(compute).set_requires_grad(true),
-                      .layer = layer});
-    return copies.back().leaf;
+  Matrix matrix(const at::Tensor& parameter) {
+    if (compute == parameter.scalar_type()) return {.used = parameter, .parameter = parameter};
+    return copies.emplace_back(parameter.to(compute), parameter);
+  }
+  /// Adds to the gradient of a parameter.
+  void add(const at::Tensor& parameter, const at::Tensor& gradient) const {
+    at::Tensor& sum = parameter.mutable_grad();
+    if (!sum.defined()) sum = at::zeros_like(parameter, main_param);
+    sum.add_(gradient);
+  }
+  PostAttention post_attention(int layer, const at::Tensor& x, const at::Tensor& o,
+                               Keep keep) const;
+  void add_product(const Matrix& matrix, const at::Tensor& d_y, const at::Tensor& rows) const {
+    add(matrix.parameter, matrix_gradient(d_y, rows));
   }
 };
 
@@ -128,7 +148,7 @@ Llama::Llama(const LlamaConfig& config, const Stage& stage, uint64_t seed, int c
             .view(in_compute ? s.compute : s.main_param)
             .view(weight.shape);
     parameter.copy_(initial_weight(weight, seed));
-    s.parameters.push_back(parameter.detach().set_requires_grad(true));
+    s.parameters.push_back(parameter);
   }
   set_frequencies(s);
   // The table's order: embedding, the weights of each layer, last norm, head.
@@ -137,20 +157,26 @@ Llama::Llama(const LlamaConfig& config, const Stage& stage, uint64_t seed, int c
   if (stage.is_first()) s.embedding = *next++;
   for (auto layer = static_cast<int>(stage.layers.begin); layer < stage.layers.end; ++layer) {
     LayerWeights w;
-    const auto take = [&](std::initializer_list<at::Tensor*> weights) {
-      for (at::Tensor* const weight : weights) *weight = s.used(*next++, layer);
+    const auto take = [&](std::initializer_list<Matrix*> matrices) {
+      for (Matrix* const matrix : matrices) *matrix = s.matrix(*next++);
     };
-    take({&w.input_norm, &w.q, &w.k, &w.v});
+    w.input_norm = *next++;
+    take({&w.q, &w.k, &w.v});
     w.biases.resize(config.has_qkv_bias() ? 3 : 0);
-    for (at::Tensor& bias : w.biases) take({&bias});
-    if (config.has_qk_norm()) take({&w.q_norm, &w.k_norm});
-    take({&w.o, &w.post_norm, &w.gate, &w.up, &w.down});
+    for (at::Tensor& bias : w.biases) bias = *next++;
+    if (config.has_qk_norm()) {
+      w.q_norm = *next++;
+      w.k_norm = *next++;
+    }
+    take({&w.o});
+    w.post_norm = *next++;
+    take({&w.gate, &w.up, &w.down});
     s.layers.push_back(std::move(w));
   }
   if (stage.is_last()) {
     s.final_norm = *next++;
     const bool has_embedding = config.tie_word_embeddings && stage.is_first();
-    s.head = s.used(has_embedding ? s.embedding : *next++, kAfterLayers);
+    s.head = s.matrix(has_embedding ? s.embedding : *next++);
   }
   DISTCA_CHECK(next == s.parameters.end(), "the weight table has other weights than a Llama");
 }
@@ -164,40 +190,13 @@ const std::vector<at::Tensor>& Llama::parameters() const { return state_->parame
 const at::Tensor& Llama::storage() const { return state_->storage; }
 
 void Llama::refresh_copies() const {
-  const at::NoGradGuard no_grad;
-  for (State::Copy& copy : state_->copies) {
-    if (!copy.leaf.is_alias_of(copy.parameter)) copy.leaf.copy_(copy.parameter);
-  }
+  for (const Matrix& copy : state_->copies) copy.used.copy_(copy.parameter);
 }
 
 int64_t Llama::copy_bytes() const {
   int64_t bytes = 0;
-  for (const State::Copy& copy : state_->copies) {
-    if (!copy.leaf.is_alias_of(copy.parameter)) bytes += static_cast<int64_t>(copy.leaf.nbytes());
-  }
+  for (const Matrix& copy : state_->copies) bytes += static_cast<int64_t>(copy.used.nbytes());
   return bytes;
-}
-
-namespace {
-
-/// A parameter's .grad, which autograd may not have made yet.
-at::Tensor& gradient_of(at::Tensor& parameter, at::ScalarType type) {
-  at::Tensor& gradient = parameter.mutable_grad();
-  if (!gradient.defined()) gradient = at::zeros_like(parameter.detach(), type);
-  return gradient;
-}
-
-}  // namespace
-
-void Llama::collect_gradients(int layer) const {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> sums, gradients;
-  for (State::Copy& copy : state_->copies) {
-    if (copy.layer != layer || !copy.leaf.grad().defined()) continue;
-    sums.push_back(gradient_of(copy.parameter, state_->main_param));
-    gradients.push_back(std::exchange(copy.leaf.mutable_grad(), at::Tensor()));
-  }
-  if (!sums.empty()) at::_foreach_add_(sums, gradients);
 }
 
 std::shared_ptr<const Llama::Rope> Llama::rope(const at::Tensor& positions) const {
@@ -218,7 +217,7 @@ std::shared_ptr<const Llama::Rope> Llama::part_of(const Rope& rope, int64_t begi
 }
 
 at::Tensor Llama::embed(const at::Tensor& ids) const {
-  return at::embedding(state_->embedding.detach(), ids).to(state_->compute);
+  return at::embedding(state_->embedding, ids).to(state_->compute);
 }
 
 std::shared_ptr<const Llama::Occurrences> Llama::occurrences(std::span<const int64_t> ids) const {
@@ -234,76 +233,181 @@ std::shared_ptr<const Llama::Occurrences> Llama::occurrences(std::span<const int
 
 void Llama::embed_backward(const Occurrences& ids, const at::Tensor& d_x) const {
   if (ids.tokens.numel() == 0) return;
-  const at::NoGradGuard no_grad;
+  const State& s = *state_;
   // Summed for the tokens that occur, then added once to each: a table of the vocabulary's size for
   // every nano-batch would be mostly zeros.
   const at::Tensor rows =
-      at::embedding_dense_backward(d_x.to(state_->main_param), ids.places, ids.tokens.numel(),
+      at::embedding_dense_backward(d_x.to(s.main_param), ids.places, ids.tokens.numel(),
                                    /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
-  gradient_of(state_->embedding, state_->main_param).index_add_(0, ids.tokens, rows);
+  at::Tensor& sum = s.embedding.mutable_grad();
+  if (!sum.defined()) sum = at::zeros_like(s.embedding, s.main_param);
+  sum.index_add_(0, ids.tokens, rows);
 }
 
 void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q,
-                          at::Tensor* k, at::Tensor* v, Keep keep) const {
+                          at::Tensor* k, at::Tensor* v, Keep keep,
+                          std::shared_ptr<PreAttention>* kept) const {
   const State& s = *state_;
   const LayerWeights& w = s.layer(layer);
-  const int64_t tokens = x.size(0), dim = s.config.head_dim;
-  const std::vector<at::Tensor> qkv =
-      norm_linear(x, w.input_norm, s.config.rms_norm_eps, {w.q, w.k, w.v}, keep, w.biases);
-  const auto placed = [&](const at::Tensor& rows, int64_t heads, const at::Tensor& norm) {
-    const at::Tensor x_heads = rows.view({tokens, heads, dim});
-    if (!norm.defined()) return rotate(x_heads, rope.cosines, rope.sines);
-    return norm_rotate(x_heads, norm, s.config.rms_norm_eps, rope.cosines, rope.sines);
+  PreAttention left;
+  const std::vector<at::Tensor> rows =
+      norm_linear(x, w.input_norm, s.config.rms_norm_eps, {w.q.used, w.k.used, w.v.used}, w.biases,
+                  keep, kept != nullptr ? &left.norm : nullptr);
+  const auto heads = [&](size_t i) {
+    return rows[i].view({x.size(0), rows[i].size(1) / s.config.head_dim, s.config.head_dim});
   };
-  *q = placed(qkv[0], s.config.num_attention_heads, w.q_norm);
-  *k = placed(qkv[1], s.config.num_key_value_heads, w.k_norm);
-  *v = qkv[2].view({tokens, s.config.num_key_value_heads, dim});
+  *v = heads(2);
+  if (s.config.has_qk_norm()) {
+    const auto placed = [&](const at::Tensor& norm, const at::Tensor& of, at::Tensor* factors) {
+      return norm_rotate(of, norm, s.config.rms_norm_eps, rope.cosines, rope.sines, factors);
+    };
+    left.q = heads(0);
+    left.k = heads(1);
+    *q = placed(w.q_norm, left.q, &left.q_factors);
+    *k = placed(w.k_norm, left.k, &left.k_factors);
+  } else {
+    *q = rotate(heads(0), rope.cosines, rope.sines);
+    *k = rotate(heads(1), rope.cosines, rope.sines);
+  }
+  if (kept != nullptr) *kept = std::make_shared<PreAttention>(std::move(left));
 }
 
-at::Tensor Llama::post_attention(int layer, const at::Tensor& x, const at::Tensor& o,
-                                 Keep keep) const {
+at::Tensor Llama::pre_attention_backward(int layer, const at::Tensor& x, const Rope& rope,
+                                         const PreAttention& kept, const at::Tensor& d_q,
+                                         const at::Tensor& d_k, const at::Tensor& d_v) const {
   const State& s = *state_;
   const LayerWeights& w = s.layer(layer);
-  const at::Tensor after_attention =
-      x + at::linear(o.reshape({x.size(0), s.config.num_attention_heads * s.config.head_dim}), w.o);
+  const auto unplaced = [&](const at::Tensor& d_y, const at::Tensor& norm, const at::Tensor& of,
+                            const at::Tensor& factors) {
+    if (!norm.defined()) return rotate_backward(d_y, rope.cosines, rope.sines);
+    const auto [d_x, d_norm] =
+        norm_rotate_backward(d_y, of, norm, factors, rope.cosines, rope.sines);
+    s.add(norm, d_norm);
+    return d_x;
+  };
+  const std::vector<at::Tensor> d_rows = {flat(unplaced(d_q, w.q_norm, kept.q, kept.q_factors)),
+                                          flat(unplaced(d_k, w.k_norm, kept.k, kept.k_factors)),
+                                          flat(d_v)};
+  {
+    const at::Tensor h = kept.norm.again(x, w.input_norm, s.config.rms_norm_eps, s.compute);
+    const Matrix* const matrices[] = {&w.q, &w.k, &w.v};
+    for (size_t i = 0; i < d_rows.size(); ++i) {
+      s.add_product(*matrices[i], d_rows[i], h);
+      if (!w.biases.empty()) s.add(w.biases[i], bias_gradient(d_rows[i], s.main_param));
+    }
+  }
+  const auto [d_x, d_norm] =
+      norm_linear_backward(kept.norm, x, w.input_norm, {w.q.used, w.k.used, w.v.used}, d_rows);
+  s.add(w.input_norm, d_norm);
+  return d_x;
+}
+
+/// All of the phase but its last product.
+Llama::PostAttention Llama::State::post_attention(int layer, const at::Tensor& x,
+                                                  const at::Tensor& o, Keep keep) const {
+  const LayerWeights& w = this->layer(layer);
+  PostAttention left;
+  left.after_attention = x + at::linear(flat(o), w.o.used);
   const std::vector<at::Tensor> inner =
-      norm_linear(after_attention, w.post_norm, s.config.rms_norm_eps, {w.gate, w.up}, keep);
-  return after_attention + swiglu_linear(inner[0], inner[1], w.down, keep);
+      norm_linear(left.after_attention, w.post_norm, config.rms_norm_eps, {w.gate.used, w.up.used},
+                  {}, keep, &left.norm);
+  left.gate = inner[0];
+  left.up = inner[1];
+  left.product = swiglu(left.gate, left.up);
+  return left;
+}
+
+std::shared_ptr<Llama::PostAttention> Llama::post_attention_again(int layer, const at::Tensor& x,
+                                                                  const at::Tensor& o) const {
+  return std::make_shared<PostAttention>(state_->post_attention(layer, x, o, Keep::kProducts));
+}
+
+at::Tensor Llama::post_attention(int layer, const at::Tensor& x, const at::Tensor& o, Keep keep,
+                                 std::shared_ptr<PostAttention>* kept) const {
+  if (kept == nullptr) keep = Keep::kInputs;
+  PostAttention left = state_->post_attention(layer, x, o, keep);
+  const at::Tensor y =
+      left.after_attention + at::linear(left.product, state_->layer(layer).down.used);
+  if (keep == Keep::kInputs) left.product.reset();
+  if (kept != nullptr) *kept = std::make_shared<PostAttention>(std::move(left));
+  return y;
+}
+
+std::pair<at::Tensor, at::Tensor> Llama::post_attention_backward(int layer, const at::Tensor& o,
+                                                                 PostAttention& kept,
+                                                                 at::Tensor d_y) const {
+  const State& s = *state_;
+  const LayerWeights& w = s.layer(layer);
+  at::Tensor d_gate = kept.product.defined() ? std::exchange(kept.product, at::Tensor())
+                                             : swiglu(kept.gate, kept.up);
+  s.add_product(w.down, d_y, d_gate);  // still the product, whose values are needed no more
+  at::Tensor d_up = d_y.mm(w.down.used);
+  swiglu_backward(kept.gate, kept.up, d_gate, d_up);
+  kept.gate.reset();
+  kept.up.reset();
+  {
+    const at::Tensor h =
+        kept.norm.again(kept.after_attention, w.post_norm, s.config.rms_norm_eps, s.compute);
+    s.add_product(w.gate, d_gate, h);
+    s.add_product(w.up, d_up, h);
+    kept.norm.rows.reset();
+  }
+  auto [d_after, d_norm] = norm_linear_backward(kept.norm, kept.after_attention, w.post_norm,
+                                                {w.gate.used, w.up.used}, {d_gate, d_up});
+  d_gate.reset();
+  d_up.reset();
+  s.add(w.post_norm, d_norm);
+  kept = {};
+  d_after.add_(d_y);  // by the residual
+  d_y.reset();
+  s.add_product(w.o, d_after, flat(o));
+  at::Tensor d_o = d_after.mm(w.o.used).view(o.sizes());
+  return {d_after, d_o};
 }
 
 at::Tensor Llama::logits(const at::Tensor& x) const {
   const State& s = *state_;
-  return norm_linear(x, s.final_norm, s.config.rms_norm_eps, {s.head}, Keep::kProducts)[0].to(
-      s.main_param);
+  return norm_linear(x, s.final_norm, s.config.rms_norm_eps, {s.head.used}, {}, Keep::kInputs,
+                     nullptr)[0]
+      .to(s.main_param);
 }
 
 at::Tensor Llama::chunk_losses(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
                                double scale, at::Tensor* d_x, at::Tensor* losses) const {
-  const c10::AutoGradMode grad_mode(d_x != nullptr);
+  const State& s = *state_;
   if (d_x != nullptr) *d_x = at::empty_like(x);
-  if (losses != nullptr) *losses = at::empty({x.size(0)}, x.options().dtype(state_->main_param));
+  if (losses != nullptr) *losses = at::empty({x.size(0)}, x.options().dtype(s.main_param));
   const int64_t chunks = ceil_div(x.size(0), chunk_tokens);
-  const at::Tensor sums = at::empty({chunks}, x.options().dtype(state_->main_param));
+  const at::Tensor sums = at::empty({chunks}, x.options().dtype(s.main_param));
+  constexpr int64_t kNoTarget = -100;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t begin = chunk * chunk_tokens, count = std::min(chunk_tokens, x.size(0) - begin);
-    const at::Tensor rows = x.narrow(0, begin, count).detach().requires_grad_(d_x != nullptr);
+    const at::Tensor rows = x.narrow(0, begin, count), aims = targets.narrow(0, begin, count);
+    Normed norm;
     // The logits have no name: they go before backward, which does not read them.
-    const auto summed_loss = [&] {  // nor have log-probabilities: backward frees them
-      const at::Tensor log_probabilities = at::log_softmax(logits(rows), 1);
-      const auto cross_entropy = [&](at::Reduction::Reduction how) {
-        return at::nll_loss(log_probabilities, targets.narrow(0, begin, count), {}, how,
-                            /*ignore_index=*/-100);
-      };
-      if (losses != nullptr)
-        losses->narrow(0, begin, count).copy_(cross_entropy(at::Reduction::None));
-      return cross_entropy(at::Reduction::Sum);
-    };
-    const at::Tensor loss = summed_loss();
-    sums[chunk].copy_(loss.detach());
+    at::Tensor log_probabilities =
+        at::log_softmax(norm_linear(rows, s.final_norm, s.config.rms_norm_eps, {s.head.used}, {},
+                                    Keep::kProducts, d_x != nullptr ? &norm : nullptr)[0]
+                            .to(s.main_param),
+                        1);
+    if (losses != nullptr)
+      losses->narrow(0, begin, count)
+          .copy_(at::nll_loss(log_probabilities, aims, {}, at::Reduction::None, kNoTarget));
+    const auto [loss, total_weight] =
+        at::nll_loss_forward(log_probabilities, aims, {}, at::Reduction::Sum, kNoTarget);
+    sums[chunk].copy_(loss);
     if (d_x == nullptr) continue;
-    torch::autograd::backward({loss}, {at::full_like(loss, scale)});
-    d_x->narrow(0, begin, count).copy_(rows.grad());
-    collect_gradients(kAfterLayers);
+    at::Tensor d_logits = at::nll_loss_backward(at::full_like(loss, scale), log_probabilities, aims,
+                                                {}, at::Reduction::Sum, kNoTarget, total_weight);
+    d_logits = at::_log_softmax_backward_data(d_logits, log_probabilities, 1, s.main_param);
+    log_probabilities.reset();
+    d_logits = d_logits.to(s.compute);
+    s.add_product(s.head, d_logits, norm.rows);
+    norm.rows.reset();
+    const auto [d_rows, d_norm] =
+        norm_linear_backward(norm, rows, s.final_norm, {s.head.used}, {d_logits});
+    s.add(s.final_norm, d_norm);
+    d_x->narrow(0, begin, count).copy_(d_rows);
   }
   return sums;
 }

@@ -15,18 +15,17 @@
 // Parameters are fp32 main params (fp64 for an fp64 model); phases compute in `dtype`. Where that
 // is another type, a copy of the matrices in it serves all nano-batches (refresh_copies). Where
 // somebody else keeps the main params (MainParams::kElsewhere, for ZeRO-1), parameters are in the
-// types in which phases use them, and there is no copy. Autograd lives inside a phase: the phase
-// records if grad mode is on, the caller runs its backward, and collect_gradients() adds what the
-// copies got to the parameters' .grad, which is in the main params' type in any case. Thread rule:
-// one thread a model.
+// types in which phases use them, and there is no copy. Backward is written out: no phase records a
+// graph, whatever the grad mode. Gradients are added to the parameters' .grad, which is in the main
+// params' type in any case. Thread rule: one thread a model.
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "distca/model/llama_config.h"
-#include "distca/model/operators.h"
 #include "distca/model/weight_table.h"
 
 namespace at {
@@ -34,6 +33,8 @@ class Tensor;
 }
 
 namespace distca {
+
+enum class Keep : unsigned char;  // model/operators.h
 
 /// The initial value of a weight, drawn in fp32 on the CPU from (seed, name): the same on every
 /// rank, machine and device, for every dtype and number of threads.
@@ -67,23 +68,36 @@ class Llama {
   void refresh_copies() const;
   /// Bytes of these copies.
   int64_t copy_bytes() const;
-  /// Adds the gradients that a backward has left with the copies of this layer's weights
-  /// (Weight::layer) to the parameters' .grad.
-  void collect_gradients(int layer) const;
-
-  /// ids [T] int64 -> x [T, C]. It records no graph; d_x [T, C] is the gradient by its result.
+  /// ids [T] int64 -> x [T, C]; d_x [T, C] is the gradient by its result.
   at::Tensor embed(const at::Tensor& ids) const;
   /// The distinct tokens among some ids, and the place of each id among them. It is made of host
   /// numbers, so that backward need not ask a device how many there are.
   struct Occurrences;
   std::shared_ptr<const Occurrences> occurrences(std::span<const int64_t> ids) const;
   void embed_backward(const Occurrences& ids, const at::Tensor& d_x) const;
-  /// x [T, C] -> q [T, H, D], k [T, G, D], v [T, G, D].
+
+  /// The tensors that a phase leaves for its backward, besides its inputs.
+  struct PreAttention;
+  struct PostAttention;
+  /// x [T, C] -> q [T, H, D], k [T, G, D], v [T, G, D]. Where `kept` is null, there is no backward.
   void pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q, at::Tensor* k,
-                     at::Tensor* v, Keep keep = Keep::kProducts) const;
+                     at::Tensor* v, Keep keep = {},
+                     std::shared_ptr<PreAttention>* kept = nullptr) const;
+  /// The gradients by q, k, v -> that by x [T, C]. `x` and `rope` are those of forward.
+  at::Tensor pre_attention_backward(int layer, const at::Tensor& x, const Rope& rope,
+                                    const PreAttention& kept, const at::Tensor& d_q,
+                                    const at::Tensor& d_k, const at::Tensor& d_v) const;
   /// x [T, C], which was the input of pre_attention, and o [T, H, D] -> the next layer's x [T, C].
-  at::Tensor post_attention(int layer, const at::Tensor& x, const at::Tensor& o,
-                            Keep keep = Keep::kProducts) const;
+  at::Tensor post_attention(int layer, const at::Tensor& x, const at::Tensor& o, Keep keep = {},
+                            std::shared_ptr<PostAttention>* kept = nullptr) const;
+  /// Returns the same as post_attention() leaves under Keep::kProducts, but computes no result.
+  std::shared_ptr<PostAttention> post_attention_again(int layer, const at::Tensor& x,
+                                                      const at::Tensor& o) const;
+  /// The gradient by the result -> those by x, which this phase adds, and by `o`, that of forward.
+  /// Frees what was kept while it goes.
+  std::pair<at::Tensor, at::Tensor> post_attention_backward(int layer, const at::Tensor& o,
+                                                            PostAttention& kept,
+                                                            at::Tensor d_y) const;
   /// x [T, C] of the last layer -> logits [T, V] in the main params' type.
   at::Tensor logits(const at::Tensor& x) const;
   /// x [T, C] of the last layer, targets [T] int64 (-100: no target) -> the sum of the cross

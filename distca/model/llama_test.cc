@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -117,7 +116,6 @@ TEST(llama, initial_weights_are_pinned_and_the_same_for_any_number_of_threads) {
 }
 
 TEST(llama, rope_depends_on_the_distance_of_positions_alone) {
-  const c10::AutoGradMode no_grad(false);
   const Llama model(tiny(), 1, -1);
   const at::Tensor x = at::randn({1, 16}, at::kDouble).expand({4, 16}).contiguous();
   const auto rope = model.rope(at::tensor({3, 10, 1003, 1010}, at::kLong));
@@ -161,7 +159,6 @@ at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight, double eps)
 }
 
 TEST(llama, phases_are_the_llama_of_the_formulas) {
-  const c10::AutoGradMode no_grad(false);
   LlamaConfig config = tiny();
   config.initializer_range = 0.3;
   const Llama model(config, 3, -1);
@@ -292,23 +289,18 @@ TEST(llama, nano_batches_share_one_copy_of_the_weights_in_the_compute_type) {
     at::Tensor want = at::zeros_like(model.parameters()[down].detach());
     for (const at::Tensor& input : {x, other}) {
       const Llama alone(config, 1, -1);
-      torch::autograd::backward({alone.post_attention(1, input, o)}, {d_y});
-      alone.collect_gradients(1);
+      alone.post_attention_backward(1, o, *alone.post_attention_again(1, input, o), d_y);
       want += alone.parameters()[down].grad();
     }
-    const at::Tensor first = model.post_attention(1, x, o),
-                     second = model.post_attention(1, other, o);
-    for (const at::Tensor& y : {first, second}) {
-      torch::autograd::backward({y}, {d_y});
-      model.collect_gradients(1);
-    }
+    const auto first = model.post_attention_again(1, x, o),
+               second = model.post_attention_again(1, other, o);
+    for (const auto& kept : {first, second}) model.post_attention_backward(1, o, *kept, d_y);
     EXPECT_EQ(model.copy_bytes(), 2 * matrices);
     EXPECT_EQ(model.parameters()[down].grad().scalar_type(), at::kFloat);
     EXPECT_TRUE(at::equal(model.parameters()[down].grad(), want));
 
     // The copies follow the parameters when they are told to.
-    model.parameters()[down].detach().zero_();
-    const c10::AutoGradMode no_grad(false);
+    model.parameters()[down].zero_();
     EXPECT_FALSE(at::equal(model.post_attention(1, x, o), x));
     model.refresh_copies();
     EXPECT_TRUE(at::equal(model.post_attention(1, x, o), x));

@@ -1,13 +1,10 @@
+#include <ATen/ATen.h>
+
 #include "distca/model/operators.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <optional>
-#include <tuple>
-#include <utility>
 
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
@@ -16,16 +13,12 @@
 namespace distca {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
 /// Calls work(begin, count, block) for blocks of rows, on ATen's threads. How rows are divided
 /// depends on their size alone. A device other than a CPU gets one block.
 template <typename Work>
 void for_blocks(const at::Tensor& rows, int64_t num_blocks, Work work) {
   const int64_t total = rows.size(0), each = ceil_div(total, std::max<int64_t>(1, num_blocks));
   at::parallel_for(0, num_blocks, 1, [&](int64_t first, int64_t last) {
-    const c10::NoGradGuard no_grad;  // a setting of each thread
     for (int64_t block = first; block < last; ++block) {
       const int64_t begin = block * each;
       if (begin < total) work(begin, std::min(each, total - begin), block);
@@ -65,7 +58,6 @@ template <typename Write>
 at::Tensor filled(const at::Tensor& x, at::ScalarType wide, at::ScalarType type, Write write) {
   const int64_t blocks = blocks_of(x);
   if (blocks == 1) {  // rounded as a whole
-    const c10::NoGradGuard no_grad;
     const at::Tensor rows = at::empty(x.sizes(), x.options().dtype(wide));
     write(rows, 0, x.size(0));
     return in_type(rows, type);
@@ -88,7 +80,6 @@ bool has_norm_kernel(const at::Tensor& x, at::ScalarType type) {
 /// gives its gradient, in the type of x.
 std::pair<at::Tensor, at::Tensor> fused_norm(const at::Tensor& x, const at::Tensor& weight,
                                              double eps) {
-  const c10::NoGradGuard no_grad;
   auto [y, factors] = at::_fused_rms_norm(x, weight.sizes(), in_type(weight, x.scalar_type()), eps);
   return {y, factors};
 }
@@ -154,111 +145,12 @@ std::pair<at::Tensor, at::Tensor> norm_backward(const at::Tensor& d_y, const at:
   return {d_y, blocks == 1 ? d_weights : d_weights.sum(0)};
 }
 
-/// d_y^T x: the gradient of a matrix that was multiplied with x [T, C] to give y [T, n].
-at::Tensor matrix_gradient(const at::Tensor& d_y, const at::Tensor& x) { return d_y.t().mm(x); }
-
-/// The sum of the rows [T, n] in `type`.
-at::Tensor sum_of_rows(const at::Tensor& rows, at::ScalarType type) {
-  const int64_t blocks = blocks_of(rows);
-  at::Tensor sums = at::zeros({blocks, rows.size(1)}, rows.options().dtype(type));
-  for_blocks(rows, blocks, [&](int64_t begin, int64_t count, int64_t block) {
-    at::Tensor of_block = sums.select(0, block);
-    at::sum_out(of_block, part_of(rows, begin, count), 0, /*keepdim=*/false, type);
-  });
-  return sums.sum(0);
-}
-
-struct NormLinear : torch::autograd::Function<NormLinear> {
-  using Maybe = std::optional<at::Tensor>;
-
-  static variable_list forward(AutogradContext* context, const at::Tensor& x,
-                               const at::Tensor& weight, const Maybe& first, const Maybe& second,
-                               const Maybe& third, const Maybe& first_bias,
-                               const Maybe& second_bias, const Maybe& third_bias, double eps,
-                               bool keeps) {
-    auto [h, factors] = normed(x, weight, eps, first->scalar_type());
-    variable_list saved{x, weight, factors, keeps ? h : at::Tensor()};
-    variable_list results;
-    for (const auto& [matrix, bias] : {std::pair(first, first_bias), std::pair(second, second_bias),
-                                       std::pair(third, third_bias)}) {
-      if (!matrix) continue;
-      results.push_back(at::linear(h, *matrix));
-      if (bias) results.back().add_(*bias);
-      saved.push_back(*matrix);
-    }
-    context->saved_data["eps"] = eps;
-    context->saved_data["has_biases"] = first_bias.has_value();
-    context->save_for_backward(std::move(saved));
-    return results;
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& d_results) {
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &factors = saved[2];
-    const at::Tensor h =
-        saved[3].defined() ? saved[3]
-                           : normed_again(x, weight, factors, context->saved_data["eps"].toDouble(),
-                                          saved[4].scalar_type());
-    at::Tensor d_h;
-    variable_list gradients(10);  // one for each argument of forward
-    for (size_t i = 0; i < d_results.size(); ++i) {
-      const at::Tensor &d_y = d_results[i], &matrix = saved[4 + i];
-      gradients[2 + i] = matrix_gradient(d_y, h);
-      if (context->saved_data["has_biases"].toBool())
-        gradients[5 + i] = sum_of_rows(d_y, weight.scalar_type());
-      if (d_h.defined()) {
-        d_h.addmm_(d_y, matrix);
-      } else {
-        d_h = d_y.mm(matrix);
-      }
-    }
-    std::tie(gradients[0], gradients[1]) = norm_backward(d_h, x, weight, factors);
-    return gradients;
-  }
-};
-
-at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
-  at::Tensor product = at::empty_like(gate);
-  for_blocks(gate, blocks_of(gate), [&](int64_t begin, int64_t count, int64_t) {
-    at::Tensor rows = part_of(product, begin, count);
-    at::silu_out(rows, part_of(gate, begin, count));
-    rows.mul_(part_of(up, begin, count));
-  });
-  return product;
-}
-
-struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up,
-                            const at::Tensor& matrix, bool keeps) {
-    const at::Tensor product = gated(gate, up);
-    context->save_for_backward({gate, up, matrix, keeps ? product : at::Tensor()});
-    return at::linear(product, matrix);
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& d_results) {
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor &gate = saved[0], &up = saved[1], &matrix = saved[2];
-    const at::Tensor product = saved[3].defined() ? saved[3] : gated(gate, up);
-    const at::Tensor d_matrix = matrix_gradient(d_results[0], product);
-    at::Tensor d_up = d_results[0].mm(matrix);  // by the product, until a block is done
-    at::Tensor d_gate = product;                // whose values are needed no more
-    for_blocks(gate, blocks_of(gate), [&](int64_t begin, int64_t count, int64_t) {
-      const at::Tensor g = part_of(gate, begin, count), u = part_of(up, begin, count);
-      at::Tensor by_gate = part_of(d_gate, begin, count), by_up = part_of(d_up, begin, count);
-      at::silu_backward_out(by_gate, by_up * u, g);
-      by_up.mul_(at::silu(g));
-    });
-    return {d_gate, d_up, d_matrix, at::Tensor()};
-  }
-};
-
 at::Tensor rotated(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines,
                    double direction) {
   const at::ScalarType type = cosines.scalar_type();
   if (as_on_device(x.get_device())) {
     // A device's kernels convert what they read and write, so x is neither widened nor rounded in a
     // pass of its own.
-    const c10::NoGradGuard no_grad;
     at::Tensor y = at::empty(x.sizes(), x.options());
     return at::addcmul_out(y, x * cosines, x.roll(x.size(-1) / 2, -1), sines, direction);
   }
@@ -270,86 +162,119 @@ at::Tensor rotated(const at::Tensor& x, const at::Tensor& cosines, const at::Ten
   });
 }
 
-struct Rotate : torch::autograd::Function<Rotate> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
-                            const at::Tensor& cosines, const at::Tensor& sines) {
-    context->save_for_backward({cosines, sines});
-    return rotated(x, cosines, sines, 1);
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& d_results) {
-    const variable_list saved = context->get_saved_variables();
-    return {rotated(d_results[0], saved[0], saved[1], -1), at::Tensor(), at::Tensor()};
-  }
-};
-
-struct NormRotate : torch::autograd::Function<NormRotate> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            double eps, const at::Tensor& cosines, const at::Tensor& sines) {
-    at::Tensor y = at::empty_like(x);
-    at::Tensor factors = at::empty({x.size(0), x.size(1), 1}, weight.options());
-    for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
-      const at::Tensor wide = in_type(part_of(x, begin, count), weight.scalar_type());
-      at::Tensor factor = part_of(factors, begin, count);
-      at::mean_out(factor, wide * wide, -1, /*keepdim=*/true).add_(eps).rsqrt_();
-      const at::Tensor normed = (wide * factor).mul_(weight);
-      part_of(y, begin, count)
-          .copy_(rotated(normed, part_of(cosines, begin, count), part_of(sines, begin, count), 1));
-    });
-    context->save_for_backward({x, weight, factors, cosines, sines});
-    return y;
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& d_results) {
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &factors = saved[2];
-    const int64_t blocks = blocks_of(x);
-    at::Tensor d_x = at::empty_like(x);
-    at::Tensor d_weights = at::zeros({blocks, weight.size(0)}, weight.options());
-    for_blocks(x, blocks, [&](int64_t begin, int64_t count, int64_t block) {
-      const at::Tensor factor = part_of(factors, begin, count);
-      // The rows without their lengths, and the gradient by these times the weight.
-      const at::Tensor even = in_type(part_of(x, begin, count), weight.scalar_type()) * factor;
-      const at::Tensor d_normed =
-          rotated(in_type(part_of(d_results[0], begin, count), weight.scalar_type()),
-                  part_of(saved[3], begin, count), part_of(saved[4], begin, count), -1);
-      at::Tensor of_block = d_weights.select(0, block);
-      at::sum_out(of_block, d_normed * even, at::IntArrayRef{0, 1});
-      const at::Tensor d_even = d_normed * weight;
-      const at::Tensor along = (d_even * even).mean(-1, /*keepdim=*/true);
-      part_of(d_x, begin, count).copy_((d_even - even * along).mul_(factor));
-    });
-    return {d_x, d_weights.sum(0), at::Tensor(), at::Tensor(), at::Tensor()};
-  }
-};
-
 }  // namespace
 
-std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weight, double eps,
-                                    const std::vector<at::Tensor>& matrices, Keep keep,
-                                    const std::vector<at::Tensor>& biases) {
-  DISTCA_CHECK(!matrices.empty() && matrices.size() <= 3, "{} matrices", matrices.size());
-  DISTCA_CHECK(biases.empty() || biases.size() == matrices.size(), "{} biases", biases.size());
-  const auto one_of = [](const std::vector<at::Tensor>& all, size_t i) {
-    return i < all.size() ? std::optional(all[i]) : std::nullopt;
-  };
-  return NormLinear::apply(x, weight, one_of(matrices, 0), one_of(matrices, 1), one_of(matrices, 2),
-                           one_of(biases, 0), one_of(biases, 1), one_of(biases, 2), eps,
-                           keep == Keep::kProducts);
+at::Tensor Normed::again(const at::Tensor& x, const at::Tensor& weight, double eps,
+                         at::ScalarType type) const {
+  return rows.defined() ? rows : normed_again(x, weight, factors, eps, type);
 }
 
-at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& matrix,
-                         Keep keep) {
-  return SwigluLinear::apply(gate, up, matrix, keep == Keep::kProducts);
+std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weight, double eps,
+                                    const std::vector<at::Tensor>& matrices,
+                                    const std::vector<at::Tensor>& biases, Keep keep,
+                                    Normed* kept) {
+  DISTCA_CHECK(!matrices.empty(), "no matrices");
+  DISTCA_CHECK(biases.empty() || biases.size() == matrices.size(), "{} biases", biases.size());
+  const auto [h, factors] = normed(x, weight, eps, matrices[0].scalar_type());
+  if (kept != nullptr)
+    *kept = {.factors = factors, .rows = keep == Keep::kProducts ? h : at::Tensor()};
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    results.push_back(at::linear(h, matrices[i]));
+    if (!biases.empty()) results.back().add_(biases[i]);
+  }
+  return results;
+}
+
+std::pair<at::Tensor, at::Tensor> norm_linear_backward(const Normed& kept, const at::Tensor& x,
+                                                       const at::Tensor& weight,
+                                                       const std::vector<at::Tensor>& matrices,
+                                                       const std::vector<at::Tensor>& d_results) {
+  at::Tensor d_h = d_results[0].mm(matrices[0]);
+  for (size_t i = 1; i < matrices.size(); ++i) d_h.addmm_(d_results[i], matrices[i]);
+  return norm_backward(d_h, x, weight, kept.factors);
+}
+
+at::Tensor matrix_gradient(const at::Tensor& d_y, const at::Tensor& rows) {
+  return d_y.t().mm(rows);
+}
+
+at::Tensor bias_gradient(const at::Tensor& d_y, at::ScalarType type) {
+  const int64_t blocks = blocks_of(d_y);
+  at::Tensor sums = at::zeros({blocks, d_y.size(1)}, d_y.options().dtype(type));
+  for_blocks(d_y, blocks, [&](int64_t begin, int64_t count, int64_t block) {
+    at::Tensor of_block = sums.select(0, block);
+    at::sum_out(of_block, part_of(d_y, begin, count), 0, /*keepdim=*/false, type);
+  });
+  return sums.sum(0);
+}
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  at::Tensor product = at::empty_like(gate);
+  for_blocks(gate, blocks_of(gate), [&](int64_t begin, int64_t count, int64_t) {
+    at::Tensor rows = part_of(product, begin, count);
+    at::silu_out(rows, part_of(gate, begin, count));
+    rows.mul_(part_of(up, begin, count));
+  });
+  return product;
+}
+
+void swiglu_backward(const at::Tensor& gate, const at::Tensor& up, at::Tensor& d_gate,
+                     at::Tensor& d_up) {
+  for_blocks(gate, blocks_of(gate), [&](int64_t begin, int64_t count, int64_t) {
+    const at::Tensor g = part_of(gate, begin, count), u = part_of(up, begin, count);
+    at::Tensor by_gate = part_of(d_gate, begin, count), by_up = part_of(d_up, begin, count);
+    at::silu_backward_out(by_gate, by_up * u, g);
+    by_up.mul_(at::silu(g));
+  });
 }
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines) {
-  return Rotate::apply(x, cosines, sines);
+  return rotated(x, cosines, sines, 1);
+}
+
+at::Tensor rotate_backward(const at::Tensor& d_y, const at::Tensor& cosines,
+                           const at::Tensor& sines) {
+  return rotated(d_y, cosines, sines, -1);
 }
 
 at::Tensor norm_rotate(const at::Tensor& x, const at::Tensor& weight, double eps,
-                       const at::Tensor& cosines, const at::Tensor& sines) {
-  return NormRotate::apply(x, weight, eps, cosines, sines);
+                       const at::Tensor& cosines, const at::Tensor& sines, at::Tensor* factors) {
+  at::Tensor y = at::empty_like(x);
+  *factors = at::empty({x.size(0), x.size(1), 1}, weight.options());
+  for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
+    const at::Tensor wide = in_type(part_of(x, begin, count), weight.scalar_type());
+    at::Tensor factor = part_of(*factors, begin, count);
+    at::mean_out(factor, wide * wide, -1, /*keepdim=*/true).add_(eps).rsqrt_();
+    const at::Tensor normed = (wide * factor).mul_(weight);
+    part_of(y, begin, count)
+        .copy_(rotated(normed, part_of(cosines, begin, count), part_of(sines, begin, count), 1));
+  });
+  return y;
+}
+
+std::pair<at::Tensor, at::Tensor> norm_rotate_backward(const at::Tensor& d_y, const at::Tensor& x,
+                                                       const at::Tensor& weight,
+                                                       const at::Tensor& factors,
+                                                       const at::Tensor& cosines,
+                                                       const at::Tensor& sines) {
+  const int64_t blocks = blocks_of(x);
+  at::Tensor d_x = at::empty_like(x);
+  at::Tensor d_weights = at::zeros({blocks, weight.size(0)}, weight.options());
+  for_blocks(x, blocks, [&](int64_t begin, int64_t count, int64_t block) {
+    const at::Tensor factor = part_of(factors, begin, count);
+    // The rows without their lengths, and the gradient by these times the weight.
+    const at::Tensor even = in_type(part_of(x, begin, count), weight.scalar_type()) * factor;
+    const at::Tensor d_normed =
+        rotated(in_type(part_of(d_y, begin, count), weight.scalar_type()),
+                part_of(cosines, begin, count), part_of(sines, begin, count), -1);
+    at::Tensor of_block = d_weights.select(0, block);
+    at::sum_out(of_block, d_normed * even, at::IntArrayRef{0, 1});
+    const at::Tensor d_even = d_normed * weight;
+    const at::Tensor along = (d_even * even).mean(-1, /*keepdim=*/true);
+    part_of(d_x, begin, count).copy_((d_even - even * along).mul_(factor));
+  });
+  return {d_x, d_weights.sum(0)};
 }
 
 }  // namespace distca

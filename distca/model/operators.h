@@ -1,20 +1,23 @@
 #pragma once
-// Operators that a Llama has and ATen has not in one piece. Each keeps less for backward than the
-// operators of ATen that it is made of and, on a CPU, works on blocks of rows that stay in a core's
-// cache.
+// Operators that a Llama has and ATen has not in one piece, each with its backward: autograd has no
+// part in them. Each keeps less for backward than the operators of ATen that it is made of and, on
+// a CPU, works on blocks of rows that stay in a core's cache. Include <ATen/ATen.h> before this
+// header.
 //
-//     auto qkv = norm_linear(x, weight, eps, {w_q, w_k, w_v}, Keep::kProducts);
+//     Normed kept;
+//     auto qkv = norm_linear(x, weight, eps, {w_q, w_k, w_v}, {}, Keep::kProducts, &kept);
 //     q = rotate(qkv[0], cosines, sines);
-//     y = swiglu_linear(gate, up, w_down, Keep::kProducts);
+//     ...
+//     const at::Tensor h = kept.again(x, weight, eps, type);  // what the matrices have read
+//     d_w_q = matrix_gradient(d_qkv[0], h);
+//     auto [d_x, d_weight] = norm_linear_backward(kept, x, weight, {w_q, w_k, w_v}, d_qkv);
 //
-// The letters: T rows, C features, I inner features. Results and gradients do not depend on the
-// number of threads, but for what ATen's matrix products do. Thread rule: as ATen's operators.
+// The gradient by a matrix is apart from that by the rows, because nobody waits for it. The
+// letters: T rows, C features, I inner features. Results and gradients do not depend on the number
+// of threads, but for what ATen's matrix products do. Thread rule: as ATen's operators.
 
+#include <utility>
 #include <vector>
-
-namespace at {
-class Tensor;
-}
 
 namespace distca {
 
@@ -25,23 +28,57 @@ enum class Keep : unsigned char {
   kInputs,    // nothing: backward computes those rows again
 };
 
-/// x [T, C] -> rms_norm(x) * weight, times each of one to three matrices [n, C]: [T, n] each. The
-/// norm is computed in the type of `weight` [C], the products in that of the matrices. `biases`, in
-/// the type of `weight`, are none or one [n] for each matrix, and are added to its product.
-std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weight, double eps,
-                                    const std::vector<at::Tensor>& matrices, Keep keep,
-                                    const std::vector<at::Tensor>& biases = {});
+/// The tensors that a norm leaves for its backward.
+struct Normed {
+  at::Tensor factors;  // [T, 1] by which rows were multiplied
+  at::Tensor rows;     // [T, C] the result, where it is kept
 
-/// gate and up [T, I], matrix [C, I] -> linear(silu(gate) * up, matrix) [T, C].
-at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& matrix,
-                         Keep keep);
+  /// The result: as it was kept, or computed again, in `type`.
+  at::Tensor again(const at::Tensor& x, const at::Tensor& weight, double eps,
+                   at::ScalarType type) const;
+};
+
+/// x [T, C] -> rms_norm(x) * weight, times each of the matrices [n, C]: [T, n] each. The norm is
+/// computed in the type of `weight` [C], the products in that of the matrices. `biases`, in the
+/// type of `weight`, are none or one [n] for each matrix, and are added to its product. `kept` is
+/// null where there is no backward.
+std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weight, double eps,
+                                    const std::vector<at::Tensor>& matrices,
+                                    const std::vector<at::Tensor>& biases, Keep keep, Normed* kept);
+/// The gradients by x and by the weight, of those by the results.
+std::pair<at::Tensor, at::Tensor> norm_linear_backward(const Normed& kept, const at::Tensor& x,
+                                                       const at::Tensor& weight,
+                                                       const std::vector<at::Tensor>& matrices,
+                                                       const std::vector<at::Tensor>& d_results);
+
+/// d_y^T rows [n, C]: the gradient of a matrix that was multiplied with `rows` [T, C] to give y
+/// [T, n].
+at::Tensor matrix_gradient(const at::Tensor& d_y, const at::Tensor& rows);
+/// The sum of the rows d_y [T, n] in `type`: the gradient of a bias.
+at::Tensor bias_gradient(const at::Tensor& d_y, at::ScalarType type);
+
+/// gate and up [T, I] -> silu(gate) * up [T, I].
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+/// `d_up` is the gradient by the product and becomes that by `up`. `d_gate` [T, I] becomes that by
+/// `gate`, whatever it was.
+void swiglu_backward(const at::Tensor& gate, const at::Tensor& up, at::Tensor& d_gate,
+                     at::Tensor& d_up);
 
 /// RoPE in Hugging Face's half-split form: x [T, heads, D], cosines and sines [T, 1, D], in whose
 /// type it is computed. Both halves have the same angles; the sines of the first one are negated.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines);
+at::Tensor rotate_backward(const at::Tensor& d_y, const at::Tensor& cosines,
+                           const at::Tensor& sines);
 
-/// rotate() of rms_norm(x) * weight, the norm of each head; weight [D].
+/// rotate() of rms_norm(x) * weight, the norm of each head; weight [D]. `factors` becomes
+/// [T, heads, 1], which backward needs.
 at::Tensor norm_rotate(const at::Tensor& x, const at::Tensor& weight, double eps,
-                       const at::Tensor& cosines, const at::Tensor& sines);
+                       const at::Tensor& cosines, const at::Tensor& sines, at::Tensor* factors);
+/// The gradients by x and by the weight.
+std::pair<at::Tensor, at::Tensor> norm_rotate_backward(const at::Tensor& d_y, const at::Tensor& x,
+                                                       const at::Tensor& weight,
+                                                       const at::Tensor& factors,
+                                                       const at::Tensor& cosines,
+                                                       const at::Tensor& sines);
 
 }  // namespace distca

@@ -1,8 +1,8 @@
+#include <ATen/ATen.h>
+
 #include "distca/model/operators.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -17,17 +17,57 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Results, and the gradients by all inputs, of an operator.
-Tensors played(const Tensors& inputs, const std::function<Tensors(const Tensors&)>& operation) {
+Tensors gradients_by(const Tensors& results) {
+  Tensors gradients;
+  for (const at::Tensor& result : results)
+    gradients.push_back(at::sin(at::arange(result.numel(), result.options()).view(result.sizes())));
+  return gradients;
+}
+
+/// Results, and the gradients by all inputs, of what autograd records.
+Tensors recorded(const Tensors& inputs, const std::function<Tensors(const Tensors&)>& operation) {
   Tensors leaves;
   for (const at::Tensor& input : inputs) leaves.push_back(input.detach().requires_grad_(true));
   Tensors all = operation(leaves);
-  Tensors gradients;
-  for (const at::Tensor& result : all)
-    gradients.push_back(at::sin(at::arange(result.numel(), result.options()).view(result.sizes())));
-  torch::autograd::backward(all, gradients);
+  torch::autograd::backward(all, gradients_by(all));
   for (const at::Tensor& leaf : leaves) all.push_back(leaf.grad());
   return all;
+}
+
+/// Results of an operator of ours, and what gives the gradients by all inputs of those by them.
+struct Played {
+  Tensors results;
+  std::function<Tensors(const Tensors& d_results)> backward;
+  Tensors all() const {
+    Tensors both = results;
+    std::ranges::move(backward(gradients_by(results)), std::back_inserter(both));
+    return both;
+  }
+};
+
+Played play_norm_linear(const Tensors& in, size_t matrices, Keep keep) {
+  const Tensors of_matrices(in.begin() + 2, in.begin() + 2 + matrices);
+  const Tensors biases(in.begin() + 2 + matrices, in.end());
+  Normed kept;
+  const Tensors results = norm_linear(in[0], in[1], 1e-5, of_matrices, biases, keep, &kept);
+  return {results, [=](const Tensors& d_results) {
+            const auto [d_x, d_weight] =
+                norm_linear_backward(kept, in[0], in[1], of_matrices, d_results);
+            Tensors gradients = {d_x, d_weight};
+            const at::Tensor rows = kept.again(in[0], in[1], 1e-5, in[2].scalar_type());
+            for (const at::Tensor& d_y : d_results) gradients.push_back(matrix_gradient(d_y, rows));
+            for (size_t i = 0; i < biases.size(); ++i)
+              gradients.push_back(bias_gradient(d_results[i], in[1].scalar_type()));
+            return gradients;
+          }};
+}
+
+Played play_swiglu(const Tensors& in) {
+  return {{swiglu(in[0], in[1])}, [=](const Tensors& d_results) {
+            at::Tensor d_gate = at::empty_like(in[0]), d_up = d_results[0].clone();
+            swiglu_backward(in[0], in[1], d_gate, d_up);
+            return Tensors{d_gate, d_up};
+          }};
 }
 
 at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight) {
@@ -52,7 +92,7 @@ at::Tensor plain_rotate(const at::Tensor& x) {
 /// An operator of ours, and the same of ATen's operators.
 struct Case {
   const char* name;
-  std::function<Tensors(const Tensors&, Keep)> ours;
+  std::function<Played(const Tensors&, Keep)> ours;
   std::function<Tensors(const Tensors&)> plain;
   std::function<Tensors(at::ScalarType compute, at::ScalarType main_param)> inputs;
 };
@@ -61,10 +101,7 @@ constexpr int64_t kRows = 1100, kWide = 96, kInner = 160;  // several blocks
 
 std::vector<Case> cases_of_linear() {
   return {
-      {"norm_linear",
-       [](const Tensors& in, Keep keep) {
-         return norm_linear(in[0], in[1], 1e-5, {in[2], in[3], in[4]}, keep);
-       },
+      {"norm_linear", [](const Tensors& in, Keep keep) { return play_norm_linear(in, 3, keep); },
        [](const Tensors& in) {
          const at::Tensor h = plain_norm(in[0], in[1]);
          return Tensors{at::linear(h, in[2]), at::linear(h, in[3]), at::linear(h, in[4])};
@@ -75,9 +112,7 @@ std::vector<Case> cases_of_linear() {
                         at::randn({32, kWide}, compute)};
        }},
       {"norm_linear with biases",
-       [](const Tensors& in, Keep keep) {
-         return norm_linear(in[0], in[1], 1e-5, {in[2], in[3]}, keep, {in[4], in[5]});
-       },
+       [](const Tensors& in, Keep keep) { return play_norm_linear(in, 2, keep); },
        [](const Tensors& in) {
          const at::Tensor h = plain_norm(in[0], in[1]);
          const auto product = [&](const at::Tensor& matrix, const at::Tensor& bias) {
@@ -90,14 +125,10 @@ std::vector<Case> cases_of_linear() {
                         at::randn({64, kWide}, compute),    at::randn({32, kWide}, compute),
                         at::randn({64}, main_param),        at::randn({32}, main_param)};
        }},
-      {"swiglu_linear",
-       [](const Tensors& in, Keep keep) {
-         return Tensors{swiglu_linear(in[0], in[1], in[2], keep)};
-       },
-       [](const Tensors& in) { return Tensors{at::linear(at::silu(in[0]) * in[1], in[2])}; },
+      {"swiglu", [](const Tensors& in, Keep) { return play_swiglu(in); },
+       [](const Tensors& in) { return Tensors{at::silu(in[0]) * in[1]}; },
        [](at::ScalarType compute, at::ScalarType) {
-         return Tensors{at::randn({kRows, kInner}, compute), at::randn({kRows, kInner}, compute),
-                        at::randn({kWide, kInner}, compute)};
+         return Tensors{at::randn({kRows, kInner}, compute), at::randn({kRows, kInner}, compute)};
        }},
   };
 }
@@ -107,7 +138,10 @@ std::vector<Case> cases_of_rotate() {
       {"rotate",
        [](const Tensors& in, Keep) {
          const auto [cosines, sines] = tables(in[0]);
-         return Tensors{rotate(in[0], cosines, sines)};
+         return Played{{rotate(in[0], cosines, sines)},
+                       [cosines = cosines, sines = sines](const Tensors& d_results) {
+                         return Tensors{rotate_backward(d_results[0], cosines, sines)};
+                       }};
        },
        [](const Tensors& in) {
          const at::ScalarType wide = at::promote_types(in[0].scalar_type(), at::kFloat);
@@ -119,7 +153,13 @@ std::vector<Case> cases_of_rotate() {
       {"norm_rotate",
        [](const Tensors& in, Keep) {
          const auto [cosines, sines] = tables(in[0]);
-         return Tensors{norm_rotate(in[0], in[1], 1e-5, cosines, sines)};
+         at::Tensor factors;
+         const at::Tensor y = norm_rotate(in[0], in[1], 1e-5, cosines, sines, &factors);
+         return Played{{y}, [=, cosines = cosines, sines = sines](const Tensors& d_results) {
+                         const auto [d_x, d_weight] = norm_rotate_backward(
+                             d_results[0], in[0], in[1], factors, cosines, sines);
+                         return Tensors{d_x, d_weight};
+                       }};
        },
        [](const Tensors& in) {
          const at::Tensor wide = in[0].to(in[1].scalar_type());
@@ -150,9 +190,8 @@ TEST(operators, are_those_of_aten_in_one_piece) {
         Type{at::kBFloat16, at::kFloat, 2e-2}}) {
     for (const Case& operation : cases()) {
       const Tensors inputs = operation.inputs(type.compute, type.main_param);
-      const Tensors got =
-          played(inputs, [&](const Tensors& in) { return operation.ours(in, Keep::kProducts); });
-      const Tensors want = played(inputs, operation.plain);
+      const Tensors got = operation.ours(inputs, Keep::kProducts).all();
+      const Tensors want = recorded(inputs, operation.plain);
       ASSERT_EQ(got.size(), want.size());
       for (size_t i = 0; i < want.size(); ++i) {
         EXPECT_EQ(got[i].scalar_type(), want[i].scalar_type());
@@ -166,9 +205,7 @@ TEST(operators, have_the_same_bits_whatever_they_keep_and_the_same_result_on_mor
   const int threads = at::get_num_threads();
   for (const Case& operation : cases()) {
     const Tensors inputs = operation.inputs(at::kFloat, at::kFloat);
-    const auto with = [&](Keep keep) {
-      return played(inputs, [&](const Tensors& in) { return operation.ours(in, keep); });
-    };
+    const auto with = [&](Keep keep) { return operation.ours(inputs, keep).all(); };
     at::set_num_threads(1);
     const Tensors want = with(Keep::kProducts);
     const Tensors again = with(Keep::kInputs);
@@ -186,13 +223,11 @@ TEST(operators, have_the_same_bits_whatever_they_keep_and_the_same_result_on_mor
 TEST(operators, take_no_rows) {
   for (const Case& operation : cases()) {
     Tensors inputs = operation.inputs(at::kFloat, at::kFloat);
-    if (std::string_view(operation.name) == "rotate") continue;  // it has no gradient without rows
-    const int64_t with_rows = std::string_view(operation.name) == "swiglu_linear" ? 2 : 1;
-    for (int64_t i = 0; i < with_rows; ++i) inputs[i] = inputs[i].narrow(0, 0, 0);
-    const Tensors got =
-        played(inputs, [&](const Tensors& in) { return operation.ours(in, Keep::kProducts); });
+    const bool has_two = std::string_view(operation.name) == "swiglu";
+    for (int64_t i = 0; i < (has_two ? 2 : 1); ++i) inputs[i] = inputs[i].narrow(0, 0, 0);
+    const Tensors got = operation.ours(inputs, Keep::kProducts).all();
     EXPECT_EQ(got[0].size(0), 0);
-    EXPECT_EQ(got.back().abs().max().item<float>(), 0) << "the gradient of what has other rows";
+    EXPECT_EQ(got.back().abs().sum().item<float>(), 0) << "the gradient of what has other rows";
   }
 }
 

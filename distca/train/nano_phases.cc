@@ -3,27 +3,15 @@
 #include "distca/train/nano_phases.h"
 
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "distca/base/error.h"
 #include "distca/comm/host_read.h"
+#include "distca/model/operators.h"
 
 namespace distca {
-namespace {
-
-/// A tensor without its graph. Other than detach(), this is no operator that PyTorch dispatches.
-at::Tensor without_graph(const at::Tensor& tensor) { return at::Tensor(tensor.variable_data()); }
-
-/// A tensor that starts a graph.
-at::Tensor leaf(const at::Tensor& tensor) {
-  return without_graph(tensor).requires_grad_(at::GradMode::is_enabled());
-}
-
-}  // namespace
-
 NanoPhases::NanoPhases(const Llama& model, StepAttention& attention, int nano_batch,
                        const LocalTokens& tokens, const Options& options)
     : model_(model),
@@ -47,13 +35,18 @@ Keep NanoPhases::keep() const {
   return options_.recompute == Recompute::kNone ? Keep::kProducts : Keep::kInputs;
 }
 
+/// Without kFull, all rows are one chunk.
+int64_t NanoPhases::rows_at_once() const {
+  return by_chunks() ? options_.chunk_rows : std::max<int64_t>(1, ids_.size(0));
+}
+
 /// At least once: no rows have shapes, too.
 void NanoPhases::for_chunks(const std::function<void(int64_t begin, int64_t count)>& work) const {
   const int64_t total = ids_.size(0);
   int64_t begin = 0;
   do {
-    work(begin, std::min(options_.chunk_rows, total - begin));
-    begin += options_.chunk_rows;
+    work(begin, std::min(rows_at_once(), total - begin));
+    begin += rows_at_once();
   } while (begin < total);
 }
 
@@ -66,7 +59,7 @@ void NanoPhases::put(at::Tensor& all, const at::Tensor& rows, int64_t begin) con
   if (!all.defined()) {
     std::vector<int64_t> sizes = rows.sizes().vec();
     sizes[0] = ids_.size(0);
-    all = at::empty(sizes, rows.options().requires_grad(false));
+    all = at::empty(sizes, rows.options());
   }
   all.narrow(0, begin, rows.size(0)).copy_(rows);
 }
@@ -81,49 +74,44 @@ void NanoPhases::begin(const at::Tensor& x) {
 
 at::Tensor NanoPhases::take_output() { return std::exchange(x_, at::Tensor()); }
 
-void NanoPhases::pre_attention_of(int layer, const at::Tensor& x, int64_t begin,
-                                  Chunk& chunk) const {
-  model_.pre_attention(layer, x, *model_.part_of(*rope_, begin, x.size(0)), &chunk.q, &chunk.k,
-                       &chunk.v, keep());
+std::shared_ptr<const Llama::Rope> NanoPhases::rope_of(int64_t begin, int64_t count) const {
+  return count == ids_.size(0) ? rope_ : model_.part_of(*rope_, begin, count);
+}
+
+NanoPhases::Qkv NanoPhases::pre_attention_of_all(Layer& l, int layer, bool keeps) const {
+  Qkv all;
+  l.pre.clear();
+  for_chunks([&](int64_t begin, int64_t count) {
+    Qkv of_chunk;
+    std::shared_ptr<Llama::PreAttention> kept;
+    model_.pre_attention(layer, l.x.narrow(0, begin, count), *rope_of(begin, count), &of_chunk.q,
+                         &of_chunk.k, &of_chunk.v, keep(), keeps ? &kept : nullptr);
+    put(all.q, of_chunk.q, begin);
+    put(all.k, of_chunk.k, begin);
+    put(all.v, of_chunk.v, begin);
+    if (keeps) l.pre.push_back(std::move(kept));
+  });
+  return all;
 }
 
 void NanoPhases::pre_attention(int layer) {
   Layer& l = layers_[layer];
-  if (by_chunks()) {
-    const c10::AutoGradMode no_grad(false);
-    l.x = x_;
-    at::Tensor q, k, v;
-    for_chunks([&](int64_t begin, int64_t count) {
-      Chunk chunk;
-      pre_attention_of(layer, l.x.narrow(0, begin, count), begin, chunk);
-      put(q, chunk.q, begin);
-      put(k, chunk.k, begin);
-      put(v, chunk.v, begin);
-    });
-    return attention_.set_qkv(nano_batch_, layer, q, k, v);
-  }
-  l.x = leaf(x_);
-  model_.pre_attention(layer, l.x, *rope_, &l.q, &l.k, &l.v, keep());
-  attention_.set_qkv(nano_batch_, layer, without_graph(l.q), without_graph(l.k),
-                     without_graph(l.v));
+  l.x = std::exchange(x_, at::Tensor());
+  const bool keeps = at::GradMode::is_enabled() && !by_chunks();
+  const Qkv all = pre_attention_of_all(l, layer, keeps);
+  attention_.set_qkv(nano_batch_, layer, all.q, all.k, all.v);
 }
 
 void NanoPhases::post_attention(int layer) {
   Layer& l = layers_[layer];
   const at::Tensor& o = attention_.o(nano_batch_, layer);
-  if (by_chunks()) {
-    const c10::AutoGradMode no_grad(false);
-    at::Tensor y;
-    for_chunks([&](int64_t begin, int64_t count) {
-      put(y, model_.post_attention(layer, l.x.narrow(0, begin, count), o.narrow(0, begin, count)),
-          begin);
-    });
-    x_ = y;
-  } else {
-    l.o = leaf(o);
-    l.y = model_.post_attention(layer, l.x, l.o, keep());
-    x_ = without_graph(l.y);
-  }
+  const bool keeps = at::GradMode::is_enabled() && !by_chunks();
+  for_chunks([&](int64_t begin, int64_t count) {
+    put(x_,
+        model_.post_attention(layer, l.x.narrow(0, begin, count), o.narrow(0, begin, count), keep(),
+                              keeps ? &l.post : nullptr),
+        begin);
+  });
   if (!at::GradMode::is_enabled()) {
     attention_.drop(nano_batch_, layer);
     l = {};
@@ -149,71 +137,47 @@ at::Tensor NanoPhases::evaluated_loss(at::Tensor* of_tokens) {
 
 void NanoPhases::post_attention_backward(int layer) {
   Layer& l = layers_[layer];
-  if (!by_chunks()) {
-    torch::autograd::backward({l.y}, {std::exchange(gradient_, at::Tensor())});
-    model_.collect_gradients(layer);
-    attention_.set_d_o(nano_batch_, layer, l.o.grad());
-    l.y.reset();
-    l.o.reset();
-    return;
-  }
   const at::Tensor o = attention_.o(nano_batch_, layer);
   at::Tensor d_o;
   for_chunks([&](int64_t begin, int64_t count) {
-    const at::Tensor x = leaf(l.x.narrow(0, begin, count)),
-                     of_chunk = leaf(o.narrow(0, begin, count));
-    torch::autograd::backward({model_.post_attention(layer, x, of_chunk)},
-                              {gradient_.narrow(0, begin, count)});
-    model_.collect_gradients(layer);
-    put(l.d_x, x.grad(), begin);
-    put(d_o, of_chunk.grad(), begin);
+    const at::Tensor of_chunk = o.narrow(0, begin, count);
+    const std::shared_ptr<Llama::PostAttention> kept =
+        by_chunks() ? model_.post_attention_again(layer, l.x.narrow(0, begin, count), of_chunk)
+                    : std::exchange(l.post, nullptr);
+    at::Tensor d_y = gradient_.narrow(0, begin, count);
+    if (count == ids_.size(0)) gradient_.reset();
+    const auto [d_x, of_o] = model_.post_attention_backward(layer, of_chunk, *kept, std::move(d_y));
+    put(l.d_x, d_x, begin);
+    put(d_o, of_o, begin);
   });
   gradient_.reset();
-  if (!options_.keys_travel_again) set_qkv_again(layer);
+  if (by_chunks() && !options_.keys_travel_again) {
+    const Qkv all = pre_attention_of_all(l, layer, /*keeps=*/true);
+    attention_.set_qkv_again(nano_batch_, layer, all.q, all.k, all.v);
+  }
   attention_.set_d_o(nano_batch_, layer, d_o);
-}
-
-NanoPhases::Chunk NanoPhases::pre_attention_again(int layer, int64_t begin, int64_t count) const {
-  const Layer& l = layers_[layer];
-  Chunk chunk{.x = leaf(l.x.narrow(0, begin, count))};
-  chunk.x.mutable_grad() = l.d_x.narrow(0, begin, count);
-  pre_attention_of(layer, chunk.x, begin, chunk);
-  return chunk;
-}
-
-/// For core attention. The graphs stay for the phase's own backward, which comes after it.
-void NanoPhases::set_qkv_again(int layer) {
-  Layer& l = layers_[layer];
-  at::Tensor q, k, v;
-  for_chunks([&](int64_t begin, int64_t count) {
-    const Chunk& chunk = l.chunks.emplace_back(pre_attention_again(layer, begin, count));
-    put(q, without_graph(chunk.q), begin);
-    put(k, without_graph(chunk.k), begin);
-    put(v, without_graph(chunk.v), begin);
-  });
-  attention_.set_qkv_again(nano_batch_, layer, q, k, v);
 }
 
 void NanoPhases::pre_attention_backward(int layer) {
   Layer& l = layers_[layer];
   at::Tensor dq, dk, dv;
   attention_.take_gradients(nano_batch_, layer, &dq, &dk, &dv);
-  if (by_chunks()) {
-    for_chunks([&](int64_t begin, int64_t count) {
-      const Chunk chunk = l.chunks.empty()
-                              ? pre_attention_again(layer, begin, count)
-                              : std::exchange(l.chunks[begin / options_.chunk_rows], {});
-      torch::autograd::backward(
-          {chunk.q, chunk.k, chunk.v},
-          {dq.narrow(0, begin, count), dk.narrow(0, begin, count), dv.narrow(0, begin, count)});
-      model_.collect_gradients(layer);
-    });
-    gradient_ = l.d_x;
-  } else {
-    torch::autograd::backward({l.q, l.k, l.v}, {dq, dk, dv});
-    model_.collect_gradients(layer);
-    gradient_ = l.x.grad();
-  }
+  for_chunks([&](int64_t begin, int64_t count) {
+    const at::Tensor x = l.x.narrow(0, begin, count);
+    const std::shared_ptr<const Llama::Rope> rope = rope_of(begin, count);
+    std::shared_ptr<Llama::PreAttention> kept;
+    if (!l.pre.empty()) {
+      kept = std::exchange(l.pre[begin / rows_at_once()], nullptr);
+    } else {  // servers have got Q, K and V again without it
+      Qkv unused;
+      model_.pre_attention(layer, x, *rope, &unused.q, &unused.k, &unused.v, keep(), &kept);
+    }
+    l.d_x.narrow(0, begin, count)
+        .add_(model_.pre_attention_backward(layer, x, *rope, *kept, dq.narrow(0, begin, count),
+                                            dk.narrow(0, begin, count),
+                                            dv.narrow(0, begin, count)));
+  });
+  gradient_ = l.d_x;
   l = {};
 }
 

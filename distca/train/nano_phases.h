@@ -65,28 +65,25 @@ class NanoPhases {
   at::Tensor take_gradient();  // by what begin() was given
 
  private:
-  /// Pre-attention of some rows that was computed again, for its backward.
-  struct Chunk {
-    at::Tensor x, q, k, v;
-  };
+  /// A layer between its forward and the end of its backward.
   struct Layer {
-    at::Tensor x;        // input of pre_attention and, as the residual, of post_attention. Without
-                         // kFull it is a leaf, whose gradient both add to
-    at::Tensor q, k, v;  // outputs of pre_attention
-    at::Tensor o;        // leaf of post_attention
-    at::Tensor y;        // output of post_attention
-    // Used under kFull, in backward:
-    at::Tensor d_x;  // gradient by x, which both phases add to
-    std::vector<Chunk> chunks;
+    at::Tensor x;    // input of pre_attention and, as the residual, of post_attention
+    at::Tensor d_x;  // gradient by x, which both phases add to, in backward
+    /// What the phases left; under kFull pre-attention alone, in backward, [chunk].
+    std::vector<std::shared_ptr<Llama::PreAttention>> pre;
+    std::shared_ptr<Llama::PostAttention> post;
   };
 
   bool by_chunks() const { return options_.recompute == Recompute::kFull; }
   Keep keep() const;
+  int64_t rows_at_once() const;
   void for_chunks(const std::function<void(int64_t begin, int64_t count)>& work) const;
   void put(at::Tensor& all, const at::Tensor& rows, int64_t begin) const;
-  void pre_attention_of(int layer, const at::Tensor& x, int64_t begin, Chunk& chunk) const;
-  Chunk pre_attention_again(int layer, int64_t begin, int64_t count) const;
-  void set_qkv_again(int layer);
+  struct Qkv {
+    at::Tensor q, k, v;
+  };
+  std::shared_ptr<const Llama::Rope> rope_of(int64_t begin, int64_t count) const;
+  Qkv pre_attention_of_all(Layer& l, int layer, bool keeps) const;
 
   const Llama& model_;
   StepAttention& attention_;
@@ -95,7 +92,7 @@ class NanoPhases {
   at::Tensor ids_, targets_, positions_;                   // [T] one element for each token
   std::shared_ptr<const Llama::Occurrences> occurrences_;  // places of ids_, if they get gradients
   std::shared_ptr<const Llama::Rope> rope_;
-  at::Tensor x_;         // running activation, detached
+  at::Tensor x_;         // running activation
   at::Tensor gradient_;  // running gradient of the activation
   std::vector<Layer> layers_;
 };
