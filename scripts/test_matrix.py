@@ -35,10 +35,18 @@ CALL = ["test_package.py", "test_wheel.py", "test_attention.py", "test_attention
 MODELS = ["test_transformers.py", "test_transformers_states.py", "test_transformers_trainer.py", "test_ahead_loaders.py",
           "test_transformers_shard.py", "test_transformers_shard_trainer.py"]
 FINE_TUNING = ["test_fine_tuning.py", "test_fine_tuning_shard.py"]
+AXOLOTL = ["test_axolotl.py"]
 MEGATRON = ["test_megatron.py", "test_megatron_refusals.py", "test_megatron_context.py"]
 TORCHTITAN = ["test_torchtitan.py"]
-MODULES = {MEGATRON[0]: "distca.megatron", TORCHTITAN[0]: "distca.torchtitan"}
+MODULES = {AXOLOTL[0]: "distca.axolotl", MEGATRON[0]: "distca.megatron", TORCHTITAN[0]: "distca.torchtitan"}
 USUAL = ("transformers==5.24.*", "accelerate")
+# These are what Axolotl's training imports, in the versions that it asks for. Its other requirements serve GPUs, or no training.
+OF_AXOLOTL = ("transformers==5.20.1", "accelerate==1.15.0", "trl==1.14.1", "peft==0.21.2", "datasets==5.0.1",
+              "tokenizers==0.23.3", "pydantic==2.13.5", "kernels>=0.17.2,<0.18", "addict", "fire", "PyYAML==6.0.3",
+              "einops", "colorama", "numba>=0.63.1,<1.0", "numpy>=2.1,<3.0", "typer==0.25.1", "scipy", "art",
+              "python-dotenv==1.0.1", "axolotl-contribs-lgpl==0.0.7", "axolotl-contribs-mit==0.0.6",
+              "posthog==6.7.11", "schedulefree==1.4.1", "sentencepiece", "nvidia-ml-py==12.560.30", "packaging==26.0",
+              "fastcore", "zstandard==0.22.0", "evaluate==0.4.1", "pillow", "bitsandbytes==0.50.2", "wandb")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +55,7 @@ class Corner:
     packages: tuple
     tests: list
     python: str = "3.11"
+    needs: tuple = ()  # what the packages are installed with, in place of what they ask for themselves
 
     @property
     def name(self):
@@ -65,6 +74,7 @@ CORNERS = [  # those with one PyTorch stand together: it is built for once
     Corner("2.13", (*USUAL, "trl==1.16.*"), FINE_TUNING),
     Corner("2.13", (*USUAL, "peft"), FINE_TUNING),
     Corner("2.13", (*USUAL, "trl==1.16.*", "peft"), FINE_TUNING),
+    Corner("2.13", ("axolotl==0.21.*",), AXOLOTL, python="3.12", needs=OF_AXOLOTL),
     Corner("2.13", ("megatron-core==0.16.*",), MEGATRON),
     *(Corner("2.13", (f"megatron-core==0.{minor}.*",), MEGATRON, python="3.12") for minor in (17, 18, 19)),
     Corner("2.13", ("torchtitan==0.3.*", "triton"), TORCHTITAN),
@@ -157,7 +167,9 @@ def wheel_for(torch, log):
 def tested(corner, log):
     """(passed, refused or failed, one line) of the tests in the environment."""
     python = ENVIRONMENT / "bin/python"
-    pip(log, "install", "pytest", "greenlet", "numpy", *corner.packages, why="pip brings no such packages")
+    pip(log, "install", "pytest", "greenlet", "numpy", *(corner.needs or corner.packages), why="pip brings no such packages")
+    if corner.needs:
+        pip(log, "install", "--no-deps", *corner.packages, why="pip brings no such packages")
     wheel = wheel_for(corner.torch, log)
     pip(log, "install", "--force-reinstall", "--no-deps", wheel, why="the wheel does not install")
     module = MODULES.get(corner.tests[0], "distca.transformers")

@@ -10,7 +10,8 @@ from distca._deal import DEALT
 from distca._served import refuse
 from distca._shard import Planned, Steps, steps
 
-_LOSSES = ("transformers.trainer", "trl.trainer.sft_trainer")  # where a loss is that takes shift_labels
+# These modules have a loss that takes shift_labels.
+_LOSSES = ("transformers.trainer", "trl.trainer.sft_trainer", "axolotl.core.trainers.base")
 
 
 def shard_trainer(trainer, dealer, of_evaluation):
