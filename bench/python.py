@@ -91,19 +91,23 @@ def no_attention(module, query, key, value, attention_mask, **others):
 
 
 class Rank:
-    def __init__(self, rank, store, options):
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    def __init__(self, rank, store, options, ranks=RANKS):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
         warnings.filterwarnings("ignore")
         os.environ["TRANSFORMERS_VERBOSITY"] = "error"
         import torch
         import torch.distributed as dist
-        import transformers
 
         import distca.transformers
         self.torch, self.dist, self.distca, self.rank, self.options = torch, dist, distca, rank, options
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS,
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks,
                                 timeout=datetime.timedelta(seconds=300))
+        self.make_models()
+
+    def make_models(self):
+        import transformers
         for name, function in (("bench_sdpa", sdpa_documents), ("bench_none", no_attention)):
             transformers.AttentionInterface.register(name, function)
             transformers.AttentionMaskInterface.register(name, lambda *_, **__: None)
@@ -202,8 +206,8 @@ class Rank:
         return found
 
 
-def serve(pipe, rank, store, options):
-    served = Rank(rank, store, options)
+def serve(pipe, rank, store, options, kind=Rank):
+    served = kind(rank, store, options)
     pipe.send(None)
     while (order := pipe.recv()) is not None:
         method, *arguments = order
@@ -215,10 +219,10 @@ def serve(pipe, rank, store, options):
 
 
 class Ranks:
-    def __init__(self, options, serve, store):
+    def __init__(self, options, serve, store, ranks=RANKS):
         spawn = multiprocessing.get_context("spawn")
         self.pipes, self.processes = [], []
-        for rank in range(RANKS):
+        for rank in range(ranks):
             ours, theirs = spawn.Pipe()
             self.processes.append(spawn.Process(target=serve, args=(theirs, rank, store, options), daemon=True))
             self.processes[-1].start()

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 
+import report_context
 import report_pipeline
 import report_python
 import report_steps
@@ -32,7 +33,7 @@ def report(lines, markdown=False):
     made = Report(head["bench"], markdown)
     made.say("{bench}: {machine}; {date}; commit {commit}, {build} build, {compiler}".format_map(head)
              + (f", PyTorch {head['torch']}" if head["torch"] else ""))
-    rooms = (report_tables, report_steps, report_pipeline, report_python)
+    rooms = (report_tables, report_steps, report_pipeline, report_python, report_context)
     tables = next(module for module in rooms if hasattr(module, head["bench"]))
     getattr(tables, head["bench"])(made, head, measured)
     return made
