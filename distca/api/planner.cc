@@ -138,14 +138,18 @@ std::vector<std::vector<Range>> tokens_of(const Plan& plan) {
   return tokens;
 }
 
-/// BatchPlan::max_over_mean_at_home.
+double over_mean(const std::vector<int64_t>& pairs) {
+  return distca::max_over_mean({.capacity = std::vector<int64_t>(pairs.size(), 1)}, pairs);
+}
+
+/// BatchPlan::pairs_over_mean_at_home.
 double at_home_of(const Plan& plan) {
   std::vector<int64_t> pairs(plan.load.size(), 0);
   for (int rank = 0; rank < plan.layout.num_workers(); ++rank) {
     for (const Segment& segment : plan.layout.workers[rank])
       pairs[rank] += plan.shape.mask.pairs(segment.tokens, {0, segment.tokens.end});
   }
-  return distca::max_over_mean(plan.cluster, pairs);
+  return over_mean(pairs);
 }
 
 std::optional<int64_t> tolerance_ppm_of(const BatchRequest& request) {
@@ -206,7 +210,12 @@ int64_t BatchPlan::num_tokens(int rank) const {
   return tokens;
 }
 double BatchPlan::max_over_mean() const { return distca::max_over_mean(state_->plan); }
-double BatchPlan::max_over_mean_at_home() const { return state_->at_home; }
+double BatchPlan::pairs_over_mean() const {
+  std::vector<int64_t> pairs;
+  for (const ServerLoad& load : state_->plan.load) pairs.push_back(load.pairs);
+  return over_mean(pairs);
+}
+double BatchPlan::pairs_over_mean_at_home() const { return state_->at_home; }
 int64_t BatchPlan::sent_bytes() const {
   int64_t bytes = 0;
   for (const ServerLoad& load : state_->plan.load) bytes += load.send_bytes + load.o_send_bytes;

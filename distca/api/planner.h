@@ -145,8 +145,10 @@ class BatchPlan {
   /// The (query, key) pairs of the busiest rank, divided by its share of all pairs by capacity. 1
   /// is perfect.
   double max_over_mean() const;
-  /// The value of max_over_mean() if each rank computed what it holds, all of it and nothing else.
-  double max_over_mean_at_home() const;
+  /// The pairs of the busiest rank over the mean, whatever capacities are.
+  double pairs_over_mean() const;
+  /// Returns the same figure, if each rank computed what it holds, all of it and nothing else.
+  double pairs_over_mean_at_home() const;
   /// The bytes that all ranks send in the forward of a layer.
   int64_t sent_bytes() const;
   /// 16 hex digits that are equal where plans are equal. Ranks compare them before they follow a

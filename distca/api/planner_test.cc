@@ -129,9 +129,9 @@ TEST(PlanBatch, takes_tokens_that_are_cut_anywhere_and_reads_their_plans) {
                                        .tokens = tokens,
                                        .scheduler = scheduler});
     EXPECT_EQ(plan.tokens(), tokens);
-    EXPECT_GT(plan.max_over_mean_at_home(), 1.5);
+    EXPECT_GT(plan.pairs_over_mean_at_home(), 1.5);
     if (plan.plan().options.scheduler == "local") {
-      EXPECT_DOUBLE_EQ(plan.max_over_mean_at_home(), plan.max_over_mean());
+      EXPECT_DOUBLE_EQ(plan.pairs_over_mean_at_home(), plan.max_over_mean());
     }
     EXPECT_EQ(BatchPlan::from_json(plan.json()).hash(), plan.hash());
   }

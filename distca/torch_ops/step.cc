@@ -52,8 +52,8 @@ class Turn {
 };
 
 void note_balance(Balance& balance, const api::BatchPlan& plan) {
-  balance.at_home += plan.max_over_mean_at_home();
-  balance.planned += plan.max_over_mean();
+  balance.at_home += plan.pairs_over_mean_at_home();
+  balance.planned += plan.pairs_over_mean();
   balance.sent_bytes += static_cast<double>(plan.sent_bytes());
 }
 

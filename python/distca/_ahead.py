@@ -3,6 +3,7 @@
 import functools
 import warnings
 import weakref
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -100,7 +101,7 @@ class plan_ahead:  # noqa: N801: it is called like a function
         tell = functools.partial(self._tell, _thread_of(over), name, over)
         batches, count, told, being_told = iter(loader), 0, [], []
         try:
-            batch, told = _next(batches, lambda first: tell(0, first) if first is _END else [])
+            batch, told = _next(batches, lambda first: tell(0, first) if first is _END else self._check(first))
             while batch is not _END:
                 count += 1
                 for cu_seqlens, step, state in told:
@@ -121,6 +122,12 @@ class plan_ahead:  # noqa: N801: it is called like a function
         finally:
             wait([step for _, step, _ in being_told])  # the group may be destroyed next
 
+    def _check(self, batch) -> list:
+        """Nothing is told of the first batch, whose layers nobody knows yet."""
+        if self._ahead.cu_seqlens is None:
+            _places_of(batch)
+        return []
+
     def _tell(self, thread, name, over, count, batch) -> list:
         """[(cu_seqlens, the Future of a step, state_of(cu_seqlens))] of the batch's nano-batches.
 
@@ -130,9 +137,15 @@ class plan_ahead:  # noqa: N801: it is called like a function
             return [(None, thread.submit(ops.end_ahead, over, count), None)]
         layers = ops.usual_layers(name)  # here and not in the thread: alike on all ranks
         cu_seqlens_of = self._ahead.cu_seqlens
-        of_batch = cu_seqlens_of(batch) if cu_seqlens_of else batch["cu_seq_lens_q"]
+        of_batch = cu_seqlens_of(batch) if cu_seqlens_of else _places_of(batch)
         states = [(one, state_of(one)) for one in ([of_batch] if isinstance(of_batch, torch.Tensor) else of_batch)]
         return [(one, thread.submit(_begin, name, over, one, state, layers), state) for one, state in states]
+
+
+def _places_of(batch):
+    if not (isinstance(batch, Mapping) and "cu_seq_lens_q" in batch):
+        raise ValueError("a batch has no item cu_seq_lens_q: say where documents begin, plan_ahead(loader, lambda batch: ...)")
+    return batch["cu_seq_lens_q"]
 
 
 def _thread_of(over) -> ThreadPoolExecutor:

@@ -72,17 +72,31 @@ def _digest(tokens) -> int:
     return int((tokens * weights).sum()) if len(tokens) >= 32 else 0
 
 
+def _check_labels(labels, tokens):
+    """Labels are shifted here. Those that are the next tokens already would be shifted twice, and nobody would notice."""
+    if not isinstance(labels, torch.Tensor) or labels.shape != tokens.shape:
+        return  # which is refused like any other item
+    counts = labels[..., :-1] != IGNORED
+    following, own = (int((labels[..., :-1] == ids)[counts].sum()) for ids in (tokens[..., 1:], tokens[..., :-1]))
+    if following == int(counts.sum()) > max(own, 1):
+        raise ValueError("labels are the next tokens already, and shard shifts labels: call them shift_labels")
+
+
 def _read(batch) -> tuple[dict, list]:
     """(name -> [tokens] of the items that are dealt, the lengths of the documents). Raises ValueError."""
     if not isinstance(batch, Mapping):
         raise ValueError(f"a batch that is dealt over ranks is a dictionary, not of type {type(batch).__name__}")
+    if DEALT in batch:
+        raise ValueError("this batch is dealt already: give the loader itself, not the steps that shard made of it")
     given = {name: value for name, value in batch.items() if value is not None}
     tokens, mask = given.get("input_ids"), given.get("attention_mask")
     if not isinstance(tokens, torch.Tensor) or tokens.dim() != 2:
-        raise ValueError("a batch that is dealt over ranks has input_ids [rows, tokens]")
+        found = list(tokens.shape) if isinstance(tokens, torch.Tensor) else "none"
+        raise ValueError(f"a batch that is dealt over ranks has input_ids [rows, tokens], this one has {found}")
     if mask is not None and (mask.dim() != 2 or not bool((mask == 1).all())):
         raise ValueError("attention_mask is not all ones: a batch that is dealt over ranks is packed")
     if "labels" in given and "shift_labels" not in given:
+        _check_labels(given["labels"], tokens)
         given["shift_labels"] = torch.nn.functional.pad(given["labels"], (0, 1), value=IGNORED)[..., 1:]
     shape, columns = tuple(tokens.shape), {}
     for name, value in given.items():
@@ -92,7 +106,8 @@ def _read(batch) -> tuple[dict, list]:
         if name == "position_ids" and has_integers and value.dim() == 2 and value.shape == (1, shape[1]):
             value = value.expand(shape)
         if not has_integers or tuple(value.shape) != shape:
-            raise ValueError(f"{name} has no integer for each token of input_ids {list(shape)}: it cannot be dealt over ranks")
+            raise ValueError(f"{name} has no integer for each token of input_ids {list(shape)}: it cannot be dealt over ranks, "
+                             "leave it out (documents begin where position_ids are 0)")
         columns[name] = value.cpu().flatten().long()
     return columns, [end - begin for begin, end in pairwise(find_documents(shape, given))]
 

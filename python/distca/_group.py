@@ -55,6 +55,8 @@ def resolved(group):
         group = dist.group.WORLD
     elif hasattr(group, "get_group"):  # a DeviceMesh of one dimension
         group = group.get_group()
+    if isinstance(group, torch.nn.Module):
+        raise ValueError(f"a {type(group).__name__} is no process group: give the group whose ranks share its attention")
     if dist.get_rank(group) < 0:
         raise ValueError("this rank is not in the group that attention was given")
     return None if dist.get_world_size(group) == 1 else group
@@ -175,6 +177,19 @@ def name_of(group) -> str:
     return _names[group]
 
 
+def _open_name_of(group) -> str | None:
+    """`name_of` without opening a group, for which all ranks would have to come: None if it is not open.
+
+    Where the caller names no group, one that is open on all ranks will do, as a framework may have opened its own.
+    """
+    asked, group = group, None if _alone else resolved(group)
+    if group is None:
+        return ""
+    same = [group] if asked is not None else [group, *_names]
+    size = dist.get_world_size(group)
+    return next((_names[one] for one in same if one in _names and dist.get_world_size(one) == size), None)
+
+
 def ahead_of(group) -> str:
     """The name of a second group on the same ranks, for a thread beside the one that trains. All ranks call it."""
     name = name_of(group)
@@ -191,13 +206,15 @@ def synchronize(group=None) -> None:
     """
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
-    if name := name_of(group):
+    if name := _open_name_of(group):
         ops.throw_if_failed(name)
 
 
 def statistics(group=None) -> Statistics:
     """What this rank has done in the group. Attention with gradients off counts where no group is: see `alone`."""
-    name = name_of(group)
+    name = _open_name_of(group)
+    if name is None:
+        return Statistics(0, 0, 0, 0)
     *counts, plans = ops.counts(name)
     return Statistics(*counts, plans + (ops.counts(_ahead[name])[-1] if name in _ahead else 0))
 
@@ -219,22 +236,25 @@ class Report:
     def __str__(self) -> str:
         if not self.calls:
             return "no attention has been balanced yet"
-        return (f"attention of {self.calls} layers: the busiest rank would have {self.before:.2f} times the mean, and has "
-                f"{self.after:.2f}: {self.speedup:.2f} times as fast, for {self.sent_bytes / 1e6:.1f} MB a layer and rank")
+        sent = f"{self.sent_bytes / 1e6:.1f} MB" if self.sent_bytes >= 1e5 else f"{self.sent_bytes / 1e3:.1f} kB"
+        return (f"{self.calls} calls of attention: the busiest rank would have {self.before:.2f} times the mean, and has "
+                f"{self.after:.2f}: {self.speedup:.2f} times as fast, for {sent} a layer and rank")
 
 
 def report(group=None) -> Report:
     """How uneven the batches of a group were, the speed-up that balance predicts, and the bytes that it takes.
 
-    group: as in `attention`, or an attached model of Transformers, whose group is taken. Means over all calls of attention
-    so far that ranks computed together. It sends nothing, and all ranks get the same.
+    group: as in `attention`, or an attached model of Transformers, wrapped or not, whose group is taken. Means over all calls
+    of attention so far that ranks computed together. It sends nothing, all ranks get the same, and one may ask alone.
 
     With `distca.shard`, `before` is what the batches were as the loaders gave them, whole on their ranks, counted without
     windows.
     """
+    while isinstance(getattr(group, "module", None), torch.nn.Module):  # DDP and its like
+        group = group.module
     if hasattr(group, "get_decoder"):
         group = import_module("distca.transformers").attached_of(group).group
-    name = name_of(group)
+    name = _open_name_of(group)
     calls = ops.counts(name)[0] if name else 0
     if not calls:
         return Report(0, 1.0, 1.0, 0.0)

@@ -86,7 +86,7 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     ours = attention_mask is not None and attention_mask.shape[0] == 0 and attention_mask.shape[2:] == (1, 1)
     refuse(
-        (dropout, f"dropout = {dropout}: dropout of attention is not served (attention_dropout=0 in the config)"),
+        (dropout, f"dropout = {dropout}: dropout of attention is not served (attention_dropout=0, or attn_pdrop=0, in the config)"),
         (softcap is not None, f"softcap = {softcap}: softcap is not served"),
         (s_aux is not None, "s_aux: attention sinks are not served"),
         (others.get("position_bias") is not None, "position_bias: a bias of scores is not served"),

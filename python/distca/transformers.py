@@ -221,6 +221,8 @@ def _dealer_of(model, at_once, gradients, nano_batches=None):
 
 
 def _decoder_of(model):
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"{type(model).__name__} is no model of Transformers: give the model itself, not what wraps it")
     decoder = model.get_decoder()
     return decoder if isinstance(decoder, PreTrainedModel) else model.base_model  # some call their head so
 

@@ -302,3 +302,17 @@ def threads_left():
 
 def test_a_loop_that_has_ended_leaves_no_thread(two_ranks):
     assert two_ranks.run(threads_left) == [[], []]
+
+
+def without_places(batch):
+    try:
+        for _ in ours.plan_ahead([batch]):
+            return "it begins"
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("batch", [{"ids": 1}, (1, 2)])
+def test_a_batch_that_does_not_say_where_documents_begin_is_named_before_the_first_step(two_ranks, batch):
+    line = "a batch has no item cu_seq_lens_q: say where documents begin, plan_ahead(loader, lambda batch: ...)"
+    assert two_ranks.run(without_places, batch) == [line, line]

@@ -187,7 +187,7 @@ def test_what_else_has_an_integer_for_each_token_is_dealt(two_ranks):
     assert all("shift_labels" not in got and "attention_mask" not in got for (got,) in found)
 
 
-def reported():
+def reported(linear_work):
     """What a new group says of two steps, as text, too."""
     new = dist.new_group()
     before = ours.report(new)
@@ -195,17 +195,38 @@ def reported():
     for batch in ours.shard([batches[dist.get_rank()]] * 2, shape=SHAPE, group=new):
         for number in range(2):
             q = torch.randn(batch["input_ids"].shape[1], 4, 8, requires_grad=True)
-            ours.attention(q, q[:, :2], q[:, :2], batch["pieces"], batch["pieces"], layer=number, group=new).sum().backward()
+            ours.attention(q, q[:, :2], q[:, :2], batch["pieces"], batch["pieces"], layer=number, group=new,
+                           linear_work=linear_work).sum().backward()
     found = ours.report(new)
     return before.calls, found.calls, found.before, found.after, found.sent_bytes, str(found)
 
 
 def test_a_report_says_what_balance_gives(two_ranks):
-    for none, calls, before, after, sent_bytes, text in two_ranks.run(reported):
+    for none, calls, before, after, sent_bytes, text in two_ranks.run(reported, 0):
         pairs = [600 * 601 + 100 * 101, 2 * 100 * 101]
         assert none == 0 and calls == 4 and abs(before - 2 * pairs[0] / sum(pairs)) < 1e-12 and 1 <= after < 1.1 < before
-        assert sent_bytes > 0 and text.startswith("attention of 4 layers: the busiest rank would have 1.90 times the mean, and has")
+        assert sent_bytes > 0 and text.startswith("4 calls of attention: the busiest rank would have 1.90 times the mean, and has")
     assert str(ours.report()) == "no attention has been balanced yet"
+
+
+def test_a_report_counts_pairs_where_a_rank_has_too_much_linear_work_for_any(two_ranks):
+    for _, _, before, after, _, _ in two_ranks.run(reported, 10**9):
+        assert before <= 2 and after <= 2
+
+
+def asked_alone(module):
+    """What rank 0 alone asks of a group that no attention has used, and of a module."""
+    new = dist.new_group()
+    if dist.get_rank() > 0:
+        return None
+    with pytest.raises(ValueError, match="a Linear is no process group: give the group whose ranks share its attention"):
+        ours.report(module)
+    ours.synchronize(new)
+    return ours.report(new).calls, ours.statistics(new).forwards
+
+
+def test_one_rank_alone_asks_of_a_group_that_is_not_open(two_ranks):
+    assert two_ranks.run(asked_alone, torch.nn.Linear(2, 2))[0] == (0, 0)
 
 
 def refused(batches, ends=()):
@@ -223,6 +244,7 @@ def refused(batches, ends=()):
 
 
 IDS = torch.zeros(1, 5, dtype=torch.int64)
+WORDS, NEXT = torch.tensor([[4, 2, 7, 7, 1, 3]]), torch.tensor([[2, 7, 7, 1, 3, -100]])
 
 
 @pytest.mark.parametrize("of_ranks, ends, lines", [
@@ -233,6 +255,12 @@ IDS = torch.zeros(1, 5, dtype=torch.int64)
      ["rank 0: pixel_values has no integer for each token of input_ids [1, 5]: it cannot be dealt over ranks"] * 2),
     ([[{"input_ids": IDS, "attention_mask": IDS}], [None]], (),
      ["rank 0: attention_mask is not all ones: a batch that is dealt over ranks is packed"] * 2),
+    ([[{"input_ids": WORDS, "labels": NEXT}], [None]], (),
+     ["rank 0: labels are the next tokens already, and shard shifts labels: call them shift_labels"] * 2),
+    ([[{"input_ids": WORDS[0]}], [None]], (),
+     ["rank 0: a batch that is dealt over ranks has input_ids [rows, tokens], this one has [6]"] * 2),
+    ([[{"input_ids": WORDS, "distca_dealt": 1}], [None]], (),
+     ["rank 0: this batch is dealt already: give the loader itself, not the steps that shard made of it"] * 2),
     ([[(1, 2)], [None]], (), ["rank 0: a batch that is dealt over ranks is a dictionary, not of type tuple"] * 2),
     ([[{"input_ids": IDS, "labels": [1]}], [None]], (), ["rank 0: TypeError: "] * 2),
     ([[{"inputs_embeds": torch.zeros(1, 5, 4)}], [None]], (), ["rank 0: a batch that is dealt over ranks has input_ids"] * 2),

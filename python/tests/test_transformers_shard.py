@@ -206,3 +206,10 @@ def half_a_batch():
 def test_a_batch_without_its_pieces_is_found(two_ranks):
     line = "a batch of distca.transformers.shard has an item distca_dealt, and attention was called without it"
     assert all(found.startswith(line) for found in two_ranks.run(half_a_batch))
+
+
+@pytest.mark.parametrize("call", [lambda model: distca.transformers.shard([], model), distca.transformers.cu_seqlens_of,
+                                  distca.transformers.detach, lambda model: distca.transformers.evaluate(model, [])])
+def test_what_wraps_a_model_is_refused(call):
+    with pytest.raises(ValueError, match="Sequential is no model of Transformers: give the model itself, not what wraps it"):
+        call(torch.nn.Sequential(make("llama")))
