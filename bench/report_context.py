@@ -31,10 +31,10 @@ def source(out, name, rounds, tokens, what):
     ours, again, is_long = steps["distca"], steps["distca again"], name.endswith("long")
     shares = [line["longest"] / tokens for line in rounds]
     out.say(f"\n## {name}\nthe longest document over a rank's share: {median(shares):.2f}; {len(rounds)} batches")
-    rows, order = [], [arm for arm in ("distca", "distca again", *sorted(steps)) if arm in steps]
-    for arm in dict.fromkeys(order):
-        over, megabytes = estimate(quotient(steps[arm], ours)), max(
-            rank["received_bytes"] for line in rounds for rank in line["arms"][arm]) / 1e6
+    rows = []
+    for arm in dict.fromkeys(("distca", "distca again", *sorted(steps))):  # ours first
+        over = estimate(quotient(steps[arm], ours))
+        megabytes = max(rank["received_bytes"] for line in rounds for rank in line["arms"][arm]) / 1e6
         rows.append(f"{arm}|{ms(median(steps[arm]))}|{over.median:.3f}|{over.text()}|{median(bound_of(rounds, arm)):.3f}|"
                     f"{megabytes:.2f}")
     out.table("arm|step ms|times distca|95 %|bound|MB a layer, at most", rows)
