@@ -10,11 +10,11 @@
 
 #include "bench/huge_pages.h"
 #include "distca/base/random.h"
+#include "distca/cost/pass.h"
 #include "distca/kernels/cpu/attention.h"
 
 namespace distca::bench {
 
-enum class Pass { kForward, kBackward };
 constexpr std::string_view pass_name(Pass pass) {
   return pass == Pass::kForward ? "forward" : "backward";
 }

@@ -32,7 +32,7 @@ void order(const std::string& path, const std::string& text) {
     throw Error(ErrorKind::kIo, "{} = {}: {}", path, text, strerror(errno));
 }
 
-std::vector<std::string> words_of(const std::string& path) {
+std::vector<std::string> words_of_file(const std::string& path) {
   std::ifstream file(path);
   return {std::istream_iterator<std::string>(file), {}};
 }
@@ -40,7 +40,8 @@ std::vector<std::string> words_of(const std::string& path) {
 }  // namespace
 
 CgroupQuota::CgroupQuota() {
-  unified_ = std::ranges::count(words_of(std::string(kUnified) + "/cgroup.subtree_control"), "cpu");
+  unified_ =
+      std::ranges::count(words_of_file(std::string(kUnified) + "/cgroup.subtree_control"), "cpu");
   namespace fs = std::filesystem;
   const fs::path root = unified_ ? kUnified : kOld;
   std::error_code ignored;
@@ -82,7 +83,7 @@ void CgroupQuota::run(bool on) {
 }
 
 double CgroupQuota::taken_seconds() const {
-  const std::vector<std::string> words = words_of(folder_ + "/cpu.stat");
+  const std::vector<std::string> words = words_of_file(folder_ + "/cpu.stat");
   const auto name = std::ranges::find(words, unified_ ? "throttled_usec" : "throttled_time");
   return name == words.end() ? 0 : std::stod(name[1]) * (unified_ ? 1e-6 : 1e-9);
 }

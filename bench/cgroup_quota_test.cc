@@ -21,7 +21,7 @@ double own_processor_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-class CgroupQuotaTest : public testing::Test {
+class CgroupQuotaTest : public ::testing::Test {
  protected:
   void SetUp() override {
     try {

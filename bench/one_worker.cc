@@ -2,21 +2,11 @@
 
 #include <ATen/Parallel.h>
 
-#include <ctime>
-
 #include "distca/base/clock.h"
 #include "distca/base/scalar_type.h"
 #include "distca/forecast/data_split.h"
 
 namespace distca::bench {
-namespace {
-
-double process_processor_seconds() {
-  return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;  // microseconds
-}
-
-}  // namespace
-
 Json TimedStep::seconds() const {
   Json all = parts;
   all.update({{"elapsed", elapsed},

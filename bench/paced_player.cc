@@ -13,12 +13,6 @@
 namespace distca::bench {
 namespace {
 
-double process_processor_seconds() {
-  timespec time{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
 /// Until a moment of the steady clock. Waking up late is the sleeper's loss: nothing makes it good.
 void sleep_until(double at_s) {
   timespec at{.tv_sec = static_cast<time_t>(at_s),

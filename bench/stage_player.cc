@@ -1,7 +1,5 @@
 #include "bench/stage_player.h"
 
-#include <time.h>
-
 #include <numeric>
 #include <utility>
 
@@ -15,12 +13,6 @@ namespace distca::bench {
 namespace {
 
 constexpr uint64_t kSeed = 1;
-
-double process_processor_seconds() {
-  timespec time{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 std::vector<int> all_ranks(const Communicator& comm) {
   std::vector<int> ranks(static_cast<size_t>(comm.size()));

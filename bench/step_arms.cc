@@ -1,7 +1,5 @@
 #include "bench/step_arms.h"
 
-#include <time.h>
-
 #include "distca/base/clock.h"
 #include "distca/base/random.h"
 #include "distca/comm/collectives.h"
@@ -14,12 +12,6 @@ namespace distca::bench {
 namespace {
 
 /// Processor time of all threads of this process.
-double process_processor_seconds() {
-  timespec time{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
 PlanRequest request_of(const StepArm& arm, const LlamaConfig& model,
                        const std::vector<int64_t>& lengths, int num_workers) {
   PlanRequest request{.nano_batch = NanoBatch::from_lengths(lengths),

@@ -16,7 +16,7 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-constexpr BatchShape kShape{.nano_batch_tokens = 1024, .nano_batches = 2, .workers = 2};
+constexpr BatchShape kBatchShape{.nano_batch_tokens = 1024, .nano_batches = 2, .workers = 2};
 
 class BatchSourceTest : public ::testing::Test {
  protected:
@@ -32,8 +32,8 @@ class BatchSourceTest : public ::testing::Test {
 void expect_full_batches(const BatchSource& source, size_t count, int64_t longest) {
   EXPECT_EQ(source.batches.size(), count);
   for (const BatchLengths& batch : source.batches) {
-    EXPECT_THAT(batch, SizeIs(kShape.nano_batches));
-    EXPECT_EQ(num_tokens(batch), kShape.tokens());
+    EXPECT_THAT(batch, SizeIs(kBatchShape.nano_batches));
+    EXPECT_EQ(num_tokens(batch), kBatchShape.tokens());
     for (const auto& lengths : batch) EXPECT_THAT(lengths, Each(::testing::Le(longest)));
   }
 }
@@ -42,34 +42,35 @@ TEST_F(BatchSourceTest, real_documents_fill_batches_and_are_cut_at_three_quarter
   IndexedDatasetWriter writer(folder_ / "set", TokenType::kUint8);
   for (const size_t length : {3000, 10, 200}) writer.add_document(std::vector<int32_t>(length, 1));
   writer.finish();
-  const BatchSource source = real_source(folder_ / "set", kShape, 3, 1);
+  const BatchSource source = real_source(folder_ / "set", kBatchShape, 3, 1);
   expect_full_batches(source, 3, 768);
   EXPECT_EQ(*std::ranges::max_element(merged(source.batches[0])[0]), 768);
   EXPECT_NE(source.batches[0], source.batches[1]);
-  EXPECT_EQ(source.batches, real_source(folder_ / "set", kShape, 3, 1).batches);
+  EXPECT_EQ(source.batches, real_source(folder_ / "set", kBatchShape, 3, 1).batches);
 }
 
 TEST_F(BatchSourceTest, long_tailed_documents_fill_batches_and_are_at_most_half_of_one) {
   write_file_atomically(folder_ / "lengths_pretrain.json", "[100, 9000, 5000, 70000, 30000, 4000]");
-  expect_full_batches(long_tailed_source(folder_, kShape, 4, 1), 4, 512);
+  expect_full_batches(long_tailed_source(folder_, kBatchShape, 4, 1), 4, 512);
 }
 
 TEST_F(BatchSourceTest, a_missing_file_is_named_with_what_makes_it) {
   try {
-    real_source(folder_ / "none", kShape, 1, 1);
+    real_source(folder_ / "none", kBatchShape, 1, 1);
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("none.idx does not exist: `make demo`"));
     EXPECT_EQ(error.exit_code(), 2);
   }
-  EXPECT_THROW(long_tailed_source(folder_, kShape, 1, 1), Error);
+  EXPECT_THROW(long_tailed_source(folder_, kBatchShape, 1, 1), Error);
 }
 
 TEST(EqualDocuments, have_about_as_many_pairs_and_the_same_tokens) {
   const BatchLengths halves(2, {512, 512}), eighths(2, std::vector<int64_t>(8, 128));
-  EXPECT_EQ(equal_documents(kShape, num_pairs(halves)), halves);
-  EXPECT_EQ(equal_documents(kShape, num_pairs(eighths) + 1000), eighths);
-  EXPECT_EQ(equal_documents(kShape, INT64_MAX / 2), halves) << "no worker may share a document";
+  EXPECT_EQ(equal_documents(kBatchShape, num_pairs(halves)), halves);
+  EXPECT_EQ(equal_documents(kBatchShape, num_pairs(eighths) + 1000), eighths);
+  EXPECT_EQ(equal_documents(kBatchShape, INT64_MAX / 2), halves)
+      << "no worker may share a document";
 }
 
 }  // namespace

@@ -54,17 +54,18 @@ if(DISTCA_BUILD_TESTS)
   endif()
 endif()
 
-# distca_test(NAME SOURCES a_test.cc... DEPS ... [TORCH] [TIMEOUT seconds] [LABELS ...] [SHARDS count])
+# distca_test(NAME SOURCES a_test.cc... DEPS ... [TORCH] [ALONE] [TIMEOUT seconds] [LABELS ...] [SHARDS count])
 # One executable and one ctest entry: a process that loads PyTorch takes longer to start than most cases to run, and
 # what cases share is made once. Cases of an instantiation called "full" are an entry of their own, NAME.full, labelled
 # full: `make test` leaves them out. TIMEOUT is a case's: test_main.cc names and ends one that takes longer. It is there
-# for what hangs, and not for what is slow on a machine that has other work. SHARDS: as many entries as said, NAME.1 and
-# so on, each with its part of the cases, to run beside one another; they start first, for they take longest.
+# for what hangs, and not for what is slow on a machine that has other work. ALONE: each source is compiled alone, for
+# their helpers have the same names. SHARDS: as many entries as said, NAME.1 and so on, each with its part of the cases,
+# to run beside one another; they start first, for they take longest.
 function(distca_test name)
   if(NOT DISTCA_BUILD_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "TORCH" "TIMEOUT;SHARDS" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;ALONE" "TIMEOUT;SHARDS" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 1800)
   endif()
@@ -76,8 +77,9 @@ function(distca_test name)
   else()
     target_precompile_headers(${name} REUSE_FROM distca_test_main)
   endif()
-  # Tests have helpers of the same names.
-  set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)
+  if(ARG_ALONE)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)
+  endif()
   set(labels "${ARG_LABELS}")
   distca_test_entries(${name} "" "-full/*")
   foreach(source ${ARG_SOURCES})

@@ -90,7 +90,7 @@ std::vector<StepRun> some_steps() {
 }
 
 /// One rank's events and reads in a step that is treated as on a device, in seconds of one clock.
-struct Watched {
+struct WatchedOps {
   TraceRecorder recorder;
   AsOnDevice as_on_device;
   HostReadLog reads;
@@ -105,7 +105,7 @@ TEST(layer_sync, the_check_holds_while_all_ranks_are_in_their_layers_and_no_long
     double first_s = 1e300, last_s = 0;
     std::vector<double> reads;
     step.watch = [&](int rank, Step& played) {
-      const std::shared_ptr<Watched> watched(new Watched, [&](Watched* of) {
+      const std::shared_ptr<WatchedOps> watched(new WatchedOps, [&](WatchedOps* of) {
         const std::scoped_lock lock(mutex);
         for (const TraceEvent& event : of->recorder.events()) {
           if (event.layer < 0 || event.kind != TraceKind::kCompute) continue;

@@ -26,9 +26,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr int64_t kSteps = 24;
+constexpr int64_t kStopSteps = 24;
 /// Steps of some 0.1 s: a signal takes effect in the step that it comes in.
-const Words kSlow = {fmt::format("train.steps={}", kSteps),
+const Words kSlow = {fmt::format("train.steps={}", kStopSteps),
                      "batch.nano_batch_tokens=4096",
                      "train.validation_every=0",
                      "comm.grace_s=1",
@@ -41,7 +41,7 @@ struct Stop {
   enum class To { kLauncher, kGroup, kRank } to = To::kLauncher;
   Words words = {};
 };
-std::string name_of(const ::testing::TestParamInfo<Stop>& info) { return info.param.name; }
+std::string stop_name(const ::testing::TestParamInfo<Stop>& info) { return info.param.name; }
 
 class StopTest : public CheckpointTest {
  protected:
@@ -76,7 +76,7 @@ class StopTest : public CheckpointTest {
     const std::regex said(
         fmt::format("distca: stopped by {} after step ([0-9]+) of {}; saved, resume with the same "
                     "command and --resume \\({}/checkpoints\\)\n",
-                    signal, kSteps, run_.string()));
+                    signal, kStopSteps, run_.string()));
     std::smatch match;
     EXPECT_TRUE(std::regex_match(line, match, said)) << line;
     return match.empty() ? -1 : std::stoll(match[1]);
@@ -126,14 +126,14 @@ INSTANTIATE_TEST_SUITE_P(, SignalTest,
                                                SIGTERM,
                                                Stop::To::kLauncher,
                                                {"comm.backend=threads", "checkpoint.async=false"}}),
-                         name_of);
+                         stop_name);
 
 // The other signals; what they have in common is in distca/base/stop_signals_test.cc.
 INSTANTIATE_TEST_SUITE_P(full, SignalTest,
                          ::testing::Values(Stop{"usr1_to_the_launcher", SIGUSR1},
                                            Stop{"hup_to_all", SIGHUP, Stop::To::kGroup},
                                            Stop{"int_to_the_launcher", SIGINT}),
-                         name_of);
+                         stop_name);
 
 TEST_F(StopTest, asked_to_stop_twice_it_ends_at_once) {
   // A step of many seconds, in which the first signal is not heard.

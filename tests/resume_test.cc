@@ -64,7 +64,7 @@ struct Damage {
   std::function<void(const fs::path& file)> damage;
   const char* words;  // part of the error message
 };
-std::string name_of(const ::testing::TestParamInfo<Damage>& info) { return info.param.name; }
+std::string damage_name(const ::testing::TestParamInfo<Damage>& info) { return info.param.name; }
 
 void shorten(const fs::path& file, uintmax_t bytes) {
   fs::resize_file(file, fs::file_size(file) - bytes);
@@ -115,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(
                " is not JSON"},
         Damage{"index_missing", "checkpoint.json", [](const fs::path& file) { fs::remove(file); },
                ": cannot be read: No such file"}),
-    name_of);
+    damage_name);
 
 class ResumeTest : public CheckpointTest {
  protected:

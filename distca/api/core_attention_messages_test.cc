@@ -93,14 +93,14 @@ TEST(ApiMessages, where_exchanges_end_in_order_results_are_one_exchange_and_bits
       EXPECT_TRUE(at::equal(got[rank][i], want[rank][i])) << "rank " << rank << ", " << i;
   }
   EXPECT_EQ(of_threads.front(), "O of forward 0: sends false, receives true");
-  EXPECT_THAT(noted, testing::ElementsAre("Q, K, V of forward 0: sends true, receives false",
-                                          "Q, K, V of forward 1: sends false, receives true",
-                                          "O of forward 0: sends false, receives true",
-                                          "O of forward 1: sends true, receives false",
-                                          "dO of backward 2: sends false, receives true",
-                                          "dO of backward 3: sends true, receives false",
-                                          "gradients of backward 2: sends true, receives false",
-                                          "gradients of backward 3: sends false, receives true"));
+  EXPECT_THAT(noted, ::testing::ElementsAre("Q, K, V of forward 0: sends true, receives false",
+                                            "Q, K, V of forward 1: sends false, receives true",
+                                            "O of forward 0: sends false, receives true",
+                                            "O of forward 1: sends true, receives false",
+                                            "dO of backward 2: sends false, receives true",
+                                            "dO of backward 3: sends true, receives false",
+                                            "gradients of backward 2: sends true, receives false",
+                                            "gradients of backward 3: sends false, receives true"));
 }
 
 /// A peer learns of a receive by a message, which must not wait behind those of the dispatch.
@@ -120,10 +120,10 @@ TEST(ApiMessages, results_are_expected_before_anything_is_sent) {
     attention.backward(forward, q).wait();
     if (comm.rank() == 0) {
       EXPECT_THAT(noting.noted,
-                  testing::ElementsAre("O of forward 0: sends false, receives true",
-                                       "Q, K, V of forward 0: sends true, receives false",
-                                       "gradients of backward 1: sends false, receives true",
-                                       "dO of backward 1: sends true, receives false"));
+                  ::testing::ElementsAre("O of forward 0: sends false, receives true",
+                                         "Q, K, V of forward 0: sends true, receives false",
+                                         "gradients of backward 1: sends false, receives true",
+                                         "dO of backward 1: sends true, receives false"));
     }
   });
 }

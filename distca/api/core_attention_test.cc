@@ -30,7 +30,7 @@
 namespace distca::api {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const std::vector<int64_t> kOffsets = {0, 700, 701, 831, 1931, 2060, 2444};
 constexpr int64_t kTokens = 2444;
@@ -146,8 +146,8 @@ std::vector<std::pair<std::string, BatchRequest>> requests(int ranks, const Shap
   return all;
 }
 
-class ApiTest : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(ranks, ApiTest, testing::Values(1, 2, 3, 4));
+class ApiTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(ranks, ApiTest, ::testing::Values(1, 2, 3, 4));
 
 TEST_P(ApiTest, o_and_gradients_are_one_ranks) {
   const Shape exact = shape_of(ScalarType::kFloat64), ours = shape_of(ScalarType::kFloat32);

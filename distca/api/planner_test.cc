@@ -11,7 +11,7 @@
 namespace distca::api {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const std::vector<int64_t> kOffsets = {0, 700, 701, 831, 1931, 1931, 2060, 2444};
 constexpr Shape kShape{.num_heads = 4, .num_kv_heads = 2, .head_dim = 16};

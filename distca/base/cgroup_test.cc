@@ -8,11 +8,11 @@
 namespace distca {
 namespace {
 
-class CgroupTest : public testing::Test {
+class CgroupTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::path(testing::TempDir()) /
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = std::filesystem::path(::testing::TempDir()) /
               fmt::format("distca_cgroup_{}_{}", getpid(), info->name());
     places_ = {.root = folder_ / "sys", .own = folder_ / "own"};
   }

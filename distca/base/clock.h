@@ -18,13 +18,15 @@ inline double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// Processor time that the calling thread has used, in seconds. Unlike elapsed time, it does not
-/// grow while other threads and programs have the processor.
-inline double thread_processor_seconds() {
+/// Processor time that the calling thread, or all threads of the process, have used, in seconds.
+/// Unlike elapsed time, it does not grow while other threads and programs have the processor.
+inline double processor_seconds(clockid_t clock) {
   timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  clock_gettime(clock, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
+inline double thread_processor_seconds() { return processor_seconds(CLOCK_THREAD_CPUTIME_ID); }
+inline double process_processor_seconds() { return processor_seconds(CLOCK_PROCESS_CPUTIME_ID); }
 
 /// Converts seconds to milliseconds. Fractions of a millisecond are dropped.
 inline std::chrono::milliseconds to_milliseconds(double seconds) {

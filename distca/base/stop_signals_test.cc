@@ -42,16 +42,16 @@ bool goes_on_after(int signal, int times = 1) {
 
 TEST(StopSignals, each_is_reported_in_one_line_with_exit_code_130) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(stop_by(SIGINT), testing::ExitedWithCode(130), "^distca: stopped by SIGINT\n$");
-  EXPECT_EXIT(stop_by(SIGTERM), testing::ExitedWithCode(130), "^distca: stopped by SIGTERM\n$");
-  EXPECT_EXIT(stop_by(SIGHUP), testing::ExitedWithCode(130), "^distca: stopped by SIGHUP\n$");
-  EXPECT_EXIT(stop_by(SIGUSR1), testing::ExitedWithCode(130), "^distca: stopped by SIGUSR1\n$");
+  EXPECT_EXIT(stop_by(SIGINT), ::testing::ExitedWithCode(130), "^distca: stopped by SIGINT\n$");
+  EXPECT_EXIT(stop_by(SIGTERM), ::testing::ExitedWithCode(130), "^distca: stopped by SIGTERM\n$");
+  EXPECT_EXIT(stop_by(SIGHUP), ::testing::ExitedWithCode(130), "^distca: stopped by SIGHUP\n$");
+  EXPECT_EXIT(stop_by(SIGUSR1), ::testing::ExitedWithCode(130), "^distca: stopped by SIGUSR1\n$");
 }
 
 TEST(StopSignals, a_program_that_will_end_by_itself_goes_on) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const int signal : kStopSignals) {
-    EXPECT_EXIT(_exit(goes_on_after(signal) ? 0 : 1), testing::ExitedWithCode(0), "^$");
+    EXPECT_EXIT(_exit(goes_on_after(signal) ? 0 : 1), ::testing::ExitedWithCode(0), "^$");
   }
 }
 
@@ -65,7 +65,7 @@ TEST(StopSignals, the_second_ends_a_program_that_goes_on_with_its_last_words) {
         raise(SIGTERM);
         sleep(600);
       },
-      testing::ExitedWithCode(130), "^distca: stopped by SIGTERM\n$");
+      ::testing::ExitedWithCode(130), "^distca: stopped by SIGTERM\n$");
 }
 
 TEST(StopSignals, the_second_is_in_a_hurry_where_last_words_are_under_way) {
@@ -81,7 +81,7 @@ TEST(StopSignals, the_second_is_in_a_hurry_where_last_words_are_under_way) {
         sleep(2.4 * kOneStop);
         raise(SIGINT);
       },
-      testing::KilledBySignal(SIGINT), "^$");
+      ::testing::KilledBySignal(SIGINT), "^$");
 }
 
 TEST(StopSignals, so_is_the_third_after_a_program_that_went_on) {
@@ -98,7 +98,7 @@ TEST(StopSignals, so_is_the_third_after_a_program_that_went_on) {
           sleep(2.4 * kOneStop);
         }
       },
-      testing::KilledBySignal(SIGTERM), "^$");
+      ::testing::KilledBySignal(SIGTERM), "^$");
 }
 
 TEST(StopSignals, two_at_once_are_one) {
@@ -114,8 +114,8 @@ TEST(StopSignals, two_at_once_are_one) {
         raise(SIGTERM);
         sleep(600);
       },
-      testing::ExitedWithCode(130), "^distca: stopped by SIGTERM\n$");
-  EXPECT_EXIT(_exit(goes_on_after(SIGTERM, 2) ? 0 : 1), testing::ExitedWithCode(0), "^$");
+      ::testing::ExitedWithCode(130), "^distca: stopped by SIGTERM\n$");
+  EXPECT_EXIT(_exit(goes_on_after(SIGTERM, 2) ? 0 : 1), ::testing::ExitedWithCode(0), "^$");
 }
 
 TEST(StopSignals, an_ignored_one_stays_ignored) {
@@ -139,7 +139,7 @@ TEST(StopSignals, without_it_a_signal_ends_the_process_as_before) {
           goes_on_after(signal);
           raise(signal);
         },
-        testing::KilledBySignal(signal), "^$");
+        ::testing::KilledBySignal(signal), "^$");
   }
 }
 

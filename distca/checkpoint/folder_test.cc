@@ -11,10 +11,10 @@ namespace distca {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
-class checkpoint_folder : public testing::Test {
+class checkpoint_folder : public ::testing::Test {
  protected:
   checkpoint_folder() { fs::remove_all(run_); }
   ~checkpoint_folder() override { fs::remove_all(run_); }
@@ -28,7 +28,7 @@ class checkpoint_folder : public testing::Test {
     return steps;
   }
 
-  const fs::path run_ = fs::path(testing::TempDir()) / fmt::format("distca_folder_{}", getpid());
+  const fs::path run_ = fs::path(::testing::TempDir()) / fmt::format("distca_folder_{}", getpid());
 };
 
 TEST_F(checkpoint_folder, an_unfinished_one_is_never_found) {

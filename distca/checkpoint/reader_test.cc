@@ -13,10 +13,10 @@ namespace distca {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
-class checkpoint_reader : public testing::Test {
+class checkpoint_reader : public ::testing::Test {
  protected:
   checkpoint_reader() { fs::remove_all(run_); }
   ~checkpoint_reader() override { fs::remove_all(run_); }
@@ -48,7 +48,7 @@ class checkpoint_reader : public testing::Test {
     return "";
   }
 
-  const fs::path run_ = fs::path(testing::TempDir()) / fmt::format("distca_reader_{}", getpid());
+  const fs::path run_ = fs::path(::testing::TempDir()) / fmt::format("distca_reader_{}", getpid());
 };
 
 TEST_F(checkpoint_reader, reads_what_any_number_of_ranks_wrote) {

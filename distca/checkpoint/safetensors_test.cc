@@ -13,9 +13,9 @@
 namespace distca {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class safetensors : public testing::Test {
+class safetensors : public ::testing::Test {
  protected:
   ~safetensors() override { std::filesystem::remove(path_); }
   /// Writes tensors whose bytes count up.
@@ -45,7 +45,7 @@ class safetensors : public testing::Test {
   }
 
   const std::filesystem::path path_ =
-      std::filesystem::path(testing::TempDir()) / fmt::format("distca_safetensors_{}", getpid());
+      std::filesystem::path(::testing::TempDir()) / fmt::format("distca_safetensors_{}", getpid());
 };
 
 TEST_F(safetensors, what_was_written_is_read) {

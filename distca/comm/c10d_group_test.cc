@@ -24,9 +24,7 @@
 namespace distca {
 namespace {
 
-using testing::HasSubstr;
-
-constexpr CommOptions kPatient{.timeout_s = 300, .grace_s = 1};
+using ::testing::HasSubstr;
 
 struct Made {
   c10::intrusive_ptr<c10d::Store> store;

@@ -22,7 +22,7 @@
 namespace distca {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// Timeouts that no test may wait for: they are far longer than any machine takes for the rest.
 constexpr CommOptions kVeryPatient{.timeout_s = 600, .grace_s = 1, .startup_timeout_s = 600};
@@ -164,7 +164,7 @@ TEST(GlooGroup, a_rank_that_loses_the_store_says_so_and_ends_its_wait) {
   for (int rank : {0, 1}) {
     EXPECT_THAT(said[rank], HasSubstr(fmt::format("rank {} lost the store at {}:{} in ", rank,
                                                   loopback_address(), port)));
-    EXPECT_THAT(said[rank], testing::Not(HasSubstr("\n")));
+    EXPECT_THAT(said[rank], ::testing::Not(HasSubstr("\n")));
   }
 }
 
@@ -223,7 +223,7 @@ TEST(GlooGroup, a_rank_that_comes_just_after_the_timeout_is_named_behind) {
                }
              }),
       Error);
-  EXPECT_THAT(diagnoses, testing::Each(HasSubstr("rank 2 is alive but behind (at step 4")));
+  EXPECT_THAT(diagnoses, ::testing::Each(HasSubstr("rank 2 is alive but behind (at step 4")));
 }
 
 TEST(GlooGroup, a_failed_rank_ends_the_waits_of_the_others_early) {

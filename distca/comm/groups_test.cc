@@ -19,12 +19,10 @@
 namespace distca {
 namespace {
 
-constexpr CommOptions kOptions{.timeout_s = 300, .grace_s = 1};
-
-class Groups : public testing::TestWithParam<Backend> {
+class Groups : public ::testing::TestWithParam<Backend> {
  protected:
   void on_all_sizes(const std::function<void(Communicator&)>& body) {
-    for (int size : {1, 2, 3, 4, 7}) run_on(GetParam(), size, kOptions, body);
+    for (int size : {1, 2, 3, 4, 7}) run_on(GetParam(), size, kPatient, body);
   }
 };
 
@@ -107,7 +105,7 @@ class GroupsWithTags : public Groups {};
 TEST_P(GroupsWithTags, received_does_not_wait_for_a_send_that_nobody_takes_yet) {
   std::promise<void> received;
   std::atomic<bool> taken = false;
-  run_on(GetParam(), 2, kOptions, [&](Communicator& group) {
+  run_on(GetParam(), 2, kPatient, [&](Communicator& group) {
     std::vector<std::byte> large(1 << 20, std::byte(group.rank() == 0 ? 5 : 0));
     std::byte small{static_cast<unsigned char>(group.rank() == 0 ? 0 : 6)};
     const int peer = 1 - group.rank();
@@ -123,7 +121,7 @@ TEST_P(GroupsWithTags, received_does_not_wait_for_a_send_that_nobody_takes_yet) 
       EXPECT_TRUE(taken);
     } else {
       group.exchange({&second, 1}, {}, "back")->wait();
-      const std::chrono::duration<double> limit(kOptions.timeout_s);
+      const std::chrono::duration<double> limit(kPatient.timeout_s);
       ASSERT_EQ(received.get_future().wait_for(limit), std::future_status::ready);
       taken = true;
       group.exchange({}, {&first, 1}, "there")->wait();
@@ -160,8 +158,8 @@ TEST_P(Groups, a_send_that_nobody_takes_is_waited_for_no_longer_than_the_timeout
                }
              }),
       Error);
-  EXPECT_THAT(said, testing::HasSubstr("rank 1"));
-  EXPECT_THAT(said, testing::HasSubstr("there and back"));
+  EXPECT_THAT(said, ::testing::HasSubstr("rank 1"));
+  EXPECT_THAT(said, ::testing::HasSubstr("there and back"));
 }
 
 TEST_P(Groups, collectives_give_every_rank_the_same) {
@@ -200,9 +198,9 @@ TEST_P(Groups, a_barrier_holds_the_host_where_waits_hold_a_device) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, Groups,
-                         testing::Values(Backend::kThreads, Backend::kGloo, Backend::kNccl),
+                         ::testing::Values(Backend::kThreads, Backend::kGloo, Backend::kNccl),
                          [](const auto& info) { return to_string(info.param); });
-INSTANTIATE_TEST_SUITE_P(Each, GroupsWithTags, testing::Values(Backend::kThreads, Backend::kGloo),
+INSTANTIATE_TEST_SUITE_P(Each, GroupsWithTags, ::testing::Values(Backend::kThreads, Backend::kGloo),
                          [](const auto& info) { return to_string(info.param); });
 
 }  // namespace

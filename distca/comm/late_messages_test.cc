@@ -17,7 +17,7 @@
 namespace distca::testing {
 namespace {
 
-constexpr CommOptions kPatient{.timeout_s = 300, .grace_s = 1};
+constexpr CommOptions kLatePatience{.timeout_s = 300, .grace_s = 1};
 constexpr int kRounds = 6;
 constexpr double kRight = 1 << kRounds;  // two ranks add what both have, in every round
 
@@ -36,7 +36,7 @@ double swap_and_add(const ThreadDevice& device, const std::function<void(int)>& 
   };
   std::array<Memory, 2> memory;
   run_ranks(
-      2, kPatient,
+      2, kLatePatience,
       [&](Communicator& group) {
         use_stream(group.rank());
         Memory& mine = memory[group.rank()];

@@ -16,8 +16,6 @@
 namespace distca {
 namespace {
 
-constexpr CommOptions kOptions{.timeout_s = 300, .grace_s = 1};
-
 template <typename T>
 std::vector<T> numbers_of(int rank, int64_t count) {
   // The numbers differ much in size, so that another order of adding gives other bits.
@@ -52,11 +50,11 @@ void expect_sequential(Communicator& group, int64_t count) {
       << count << " elements, rank " << group.rank() << " of " << group.size();
 }
 
-class OrderedSum : public testing::TestWithParam<Backend> {};
+class OrderedSum : public ::testing::TestWithParam<Backend> {};
 
 TEST_P(OrderedSum, is_bitwise_the_sequential_sum) {
   for (int size : {1, 2, 3, 4, 7}) {
-    run_on(GetParam(), size, kOptions, [](Communicator& group) {
+    run_on(GetParam(), size, kPatient, [](Communicator& group) {
       for (int64_t count : {0, 1, 2, 5, 1001}) {
         expect_sequential<float>(group, count);
         expect_sequential<double>(group, count);
@@ -70,7 +68,7 @@ TEST_P(OrderedSum, is_bitwise_the_sequential_sum) {
 
 TEST_P(OrderedSum, of_the_first_ranks_goes_on_while_the_others_do_something_else) {
   constexpr std::array kFirst = {0, 1, 2};
-  run_on(GetParam(), 4, kOptions, [&](Communicator& whole) {
+  run_on(GetParam(), 4, kPatient, [&](Communicator& whole) {
     if (whole.rank() < 3) {
       const auto first = whole.split(kFirst);
       EXPECT_EQ(first->rank(), whole.rank());
@@ -84,17 +82,17 @@ TEST_P(OrderedSum, of_the_first_ranks_goes_on_while_the_others_do_something_else
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, OrderedSum,
-                         testing::Values(Backend::kThreads, Backend::kGloo, Backend::kNccl),
+                         ::testing::Values(Backend::kThreads, Backend::kGloo, Backend::kNccl),
                          [](const auto& info) { return to_string(info.param); });
 
 TEST(OrderedSumChunks, a_tensor_of_several_chunks_is_summed_in_bounded_scratch) {
   // 3 ranks: a slice is 16 MiB / 2, a chunk 24 MiB; this is one chunk and a ragged second.
-  run_ranks(3, kOptions,
+  run_ranks(3, kPatient,
             [](Communicator& group) { expect_sequential<float>(group, 3 * (2 << 20) + 12345); });
 }
 
 TEST(OrderedSumChunks, other_types_and_gaps_are_our_bug) {
-  run_ranks(1, kOptions, [](Communicator& group) {
+  run_ranks(1, kPatient, [](Communicator& group) {
     at::Tensor half = at::zeros({4}, at::kBFloat16);
     EXPECT_THROW(ordered_sum(group, half, "sum"), CheckFailure);
     at::Tensor gaps = at::zeros({4, 4}).t().slice(0, 0, 2);

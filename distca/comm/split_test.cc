@@ -24,15 +24,13 @@
 namespace distca {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using Ranks = std::vector<int>;
 
-constexpr CommOptions kPatient{.timeout_s = 300, .grace_s = 1};
-
-class Split : public testing::TestWithParam<Backend> {};
+class Split : public ::testing::TestWithParam<Backend> {};
 
 /// Returns numbers of very different size, so that another order of adding gives other bits.
-std::vector<double> numbers_of(int rank, size_t count) {
+std::vector<double> doubles_of(int rank, size_t count) {
   std::mt19937_64 random(1000 + rank);
   std::vector<double> numbers(count);
   for (double& number : numbers) {
@@ -45,14 +43,14 @@ std::vector<double> numbers_of(int rank, size_t count) {
 /// `ranks`: the group's, as the whole one numbers them.
 void expect_sum_in_order(Communicator& group, const Ranks& ranks, size_t count) {
   ASSERT_EQ(group.size(), static_cast<int>(ranks.size()));
-  std::vector<double> sum = numbers_of(ranks[0], count);
+  std::vector<double> sum = doubles_of(ranks[0], count);
   for (size_t i = 1; i < ranks.size(); ++i) {
-    const std::vector<double> theirs = numbers_of(ranks[i], count);
+    const std::vector<double> theirs = doubles_of(ranks[i], count);
     for (size_t k = 0; k < count; ++k) sum[k] += theirs[k];
   }
-  std::vector<double> mine = numbers_of(ranks[group.rank()], count);
+  std::vector<double> mine = doubles_of(ranks[group.rank()], count);
   ordered_sum(group, std::span<double>(mine), "sum");
-  EXPECT_EQ(mine, sum) << "rank " << group.rank() << " of " << testing::PrintToString(ranks);
+  EXPECT_EQ(mine, sum) << "rank " << group.rank() << " of " << ::testing::PrintToString(ranks);
 }
 
 /// A message to every other rank of a group, and one from each, all with the same tag.
@@ -155,7 +153,7 @@ TEST_P(Split, ranks_that_are_not_there_twice_there_or_not_the_callers_are_our_bu
   });
 }
 
-class Stall : public testing::TestWithParam<Backend> {
+class Stall : public ::testing::TestWithParam<Backend> {
  protected:
   /// `waiting` ranks of them wait in vain.
   void run(int size, int waiting, const std::function<void(Communicator&)>& body) {
@@ -251,10 +249,10 @@ TEST_P(Stall, groups_that_await_each_other_in_a_circle_are_named_as_such) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, Split,
-                         testing::Values(Backend::kThreads, Backend::kGloo, Backend::kNccl),
+                         ::testing::Values(Backend::kThreads, Backend::kGloo, Backend::kNccl),
                          [](const auto& info) { return to_string(info.param); });
 INSTANTIATE_TEST_SUITE_P(Each, Stall,
-                         testing::Values(Backend::kThreads, Backend::kGloo, Backend::kNccl),
+                         ::testing::Values(Backend::kThreads, Backend::kGloo, Backend::kNccl),
                          [](const auto& info) { return to_string(info.param); });
 
 }  // namespace

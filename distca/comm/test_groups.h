@@ -16,6 +16,9 @@ enum class Backend { kThreads, kGloo, kNccl };  // kNccl: over the stand-in, in 
 std::string to_string(Backend backend);
 void PrintTo(Backend backend, std::ostream* out);  // GoogleTest looks for this name
 
+/// No wait of a test is cut short because the machine has other work.
+inline constexpr CommOptions kPatient{.timeout_s = 300, .grace_s = 1};
+
 /// A rank of a group whose store listens on `port` of the loopback interface.
 Rendezvous at_port(uint16_t port, int rank, int size);
 

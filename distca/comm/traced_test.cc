@@ -19,15 +19,13 @@
 namespace distca {
 namespace {
 
-constexpr CommOptions kOptions{.timeout_s = 300, .grace_s = 1};
-
-class Traced : public testing::TestWithParam<Backend> {
+class Traced : public ::testing::TestWithParam<Backend> {
  protected:
   /// The events of two sums and a barrier by each rank, the last rank late to the second sum.
   std::vector<std::vector<TraceEvent>> sums_traced(int size) {
     std::vector<std::vector<TraceEvent>> events(size);
     std::latch others(size - 1);
-    run_on(GetParam(), size, kOptions, [&](Communicator& group) {
+    run_on(GetParam(), size, kPatient, [&](Communicator& group) {
       TraceRecorder recorder;
       TracedCommunicator traced(group, kTracedTags);
       traced.set_recorder(&recorder);
@@ -65,7 +63,7 @@ TEST_P(Traced, every_wait_has_the_posts_of_the_ranks_it_awaited) {
           const TraceEvent* issue = find(events[peer], TraceKind::kLaunch, wait.tag);
           ASSERT_NE(issue, nullptr) << wait.name;
           EXPECT_EQ(issue->name, wait.name);
-          EXPECT_THAT(issue->to, testing::Contains(rank));
+          EXPECT_THAT(issue->to, ::testing::Contains(rank));
           EXPECT_LE(issue->begin_s, wait.end_s);
         }
       }
@@ -85,7 +83,7 @@ TEST_P(Traced, a_wait_for_a_late_rank_shows_in_the_sum_it_was_late_to) {
 }
 
 TEST_P(Traced, without_a_recorder_nothing_is_recorded_and_sums_are_the_same) {
-  run_on(GetParam(), 3, kOptions, [&](Communicator& group) {
+  run_on(GetParam(), 3, kPatient, [&](Communicator& group) {
     TraceRecorder recorder;
     TracedCommunicator traced(group, kTracedTags);
     std::array<double, 2> values = {1.5, 2};
@@ -103,7 +101,7 @@ TEST_P(Traced, without_a_recorder_nothing_is_recorded_and_sums_are_the_same) {
 }
 
 TEST_P(Traced, peers_of_a_smaller_group_are_named_as_the_caller_names_them) {
-  run_on(GetParam(), 4, kOptions, [&](Communicator& all) {
+  run_on(GetParam(), 4, kPatient, [&](Communicator& all) {
     const std::vector<int> ranks = all.rank() % 2 == 0 ? std::vector{0, 2} : std::vector{1, 3};
     const auto group = all.split(ranks);
     TraceRecorder recorder;
@@ -114,15 +112,15 @@ TEST_P(Traced, peers_of_a_smaller_group_are_named_as_the_caller_names_them) {
     const int other = (all.rank() + 2) % 4;
     EXPECT_FALSE(recorder.events().empty());
     for (const TraceEvent& event : recorder.events()) {
-      EXPECT_THAT(event.from, testing::Each(other));
-      EXPECT_THAT(event.to, testing::Each(other));
+      EXPECT_THAT(event.from, ::testing::Each(other));
+      EXPECT_THAT(event.to, ::testing::Each(other));
     }
   });
 }
 
 TEST_P(Traced, texts_of_all_ranks_reach_rank_0_whole) {
   for (int size : {1, 2, 4}) {
-    run_on(GetParam(), size, kOptions, [&](Communicator& group) {
+    run_on(GetParam(), size, kPatient, [&](Communicator& group) {
       // Empty, a few bytes, exactly one piece, several.
       const auto text_of = [](int rank) {
         constexpr std::array<size_t, 4> kSizes = {3, 0, 1 << 20, (5 << 19) + 1};
@@ -146,7 +144,7 @@ double shown_s(int rank, double real_s) { return real_s * (1 + rank * kDrift) + 
 
 TEST_P(Traced, clocks_that_are_off_are_put_right_to_within_what_is_said) {
   for (int size : {1, 2, 4}) {
-    run_on(GetParam(), size, kOptions, [&](Communicator& group) {
+    run_on(GetParam(), size, kPatient, [&](Communicator& group) {
       const auto clock = [&] { return shown_s(group.rank(), steady_seconds()); };
       const Stopwatch watch;
       const ClockReading before = read_clock_offset(group, clock);
@@ -184,7 +182,7 @@ TEST(AlignedClock, noise_over_a_short_time_is_uncertainty_and_not_drift) {
   EXPECT_DOUBLE_EQ(AlignedClock(before, at_once).uncertainty_s(), 0.503);
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, Traced, testing::Values(Backend::kThreads, Backend::kGloo),
+INSTANTIATE_TEST_SUITE_P(Each, Traced, ::testing::Values(Backend::kThreads, Backend::kGloo),
                          [](const auto& info) { return to_string(info.param); });
 
 }  // namespace

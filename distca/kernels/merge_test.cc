@@ -14,12 +14,12 @@ using testing::kNoKey;
 using testing::Tensor;
 using testing::unit_roundoff;
 
-constexpr RowShape kShape{.tokens = 5, .heads = 3, .dim = 8};
+constexpr RowShape kRowShape{.tokens = 5, .heads = 3, .dim = 8};
 
 struct Part {
   explicit Part(ScalarType type, ScalarType o_type)
-      : o(o_type, kShape.tokens, kShape.heads, kShape.dim, 2),
-        lse(accumulator_type(type), kShape.tokens, kShape.heads, 1),
+      : o(o_type, kRowShape.tokens, kRowShape.heads, kRowShape.dim, 2),
+        lse(accumulator_type(type), kRowShape.tokens, kRowShape.heads, 1),
         o_type(o_type) {}
   void fill(std::mt19937_64& random, double lse_spread) {
     std::normal_distribution<double> normal;
@@ -40,11 +40,11 @@ TEST_P(MergeTest, weighs_parts_by_their_share_of_the_exponentials) {
     std::vector<Part> parts(3, Part(type, accumulator_type(type)));
     for (Part& part : parts) part.fill(random, spread);
     Part merged(type, o_type);
-    merge_partials(kShape, type,
+    merge_partials(kRowShape, type,
                    std::vector{parts[0].partial(), parts[1].partial(), parts[2].partial()},
                    merged.partial());
-    for (int64_t t = 0; t < kShape.tokens; ++t) {
-      for (int64_t h = 0; h < kShape.heads; ++h) {
+    for (int64_t t = 0; t < kRowShape.tokens; ++t) {
+      for (int64_t h = 0; h < kRowShape.heads; ++h) {
         // The longer type keeps exp of the small spread apart from the code under test.
         const long double base = std::max(
             {parts[0].lse.at(t, h, 0), parts[1].lse.at(t, h, 0), parts[2].lse.at(t, h, 0)});
@@ -53,7 +53,7 @@ TEST_P(MergeTest, weighs_parts_by_their_share_of_the_exponentials) {
         const auto lse = static_cast<double>(base + std::log(sum));
         const double u = unit_roundoff(accumulator_type(type));
         EXPECT_NEAR(merged.lse.at(t, h, 0), lse, 2 * u * (1 + std::fabs(lse)));
-        for (int64_t e = 0; e < kShape.dim; ++e) {
+        for (int64_t e = 0; e < kRowShape.dim; ++e) {
           double o = 0, magnitude = 0;
           for (const Part& part : parts) {
             const auto weight = static_cast<double>(std::exp(part.lse.at(t, h, 0) - base) / sum);
@@ -82,7 +82,7 @@ TEST(MergeTest, a_part_without_keys_changes_nothing) {
   full.fill(random, 1);
   none.lse.fill([] { return kNoKey; });
   none.o.fill([] { return 0; });
-  merge_partials(kShape, type, std::vector{none.partial(), full.partial()}, merged.partial());
+  merge_partials(kRowShape, type, std::vector{none.partial(), full.partial()}, merged.partial());
   EXPECT_EQ(merged.o.values(), full.o.values());
   EXPECT_EQ(merged.lse.values(), full.lse.values());
 }
@@ -92,7 +92,7 @@ TEST(MergeTest, no_keys_anywhere_give_zero_and_minus_infinity) {
   Part none(type, type), merged(type, type);
   none.lse.fill([] { return kNoKey; });
   merged.o.fill([] { return 7; });
-  merge_partials(kShape, type, std::vector{none.partial(), none.partial()}, merged.partial());
+  merge_partials(kRowShape, type, std::vector{none.partial(), none.partial()}, merged.partial());
   for (const double value : merged.o.values()) EXPECT_EQ(value, 0);
   for (const double value : merged.lse.values()) EXPECT_EQ(value, kNoKey);
 }
@@ -102,8 +102,8 @@ TEST(MergeTest, the_result_may_be_a_part) {
   const ScalarType type = ScalarType::kFloat64;
   Part a(type, type), b(type, type), apart(type, type);
   a.fill(random, 1), b.fill(random, 1);
-  merge_partials(kShape, type, std::vector{a.partial(), b.partial()}, apart.partial());
-  merge_partials(kShape, type, std::vector{a.partial(), b.partial()}, a.partial());
+  merge_partials(kRowShape, type, std::vector{a.partial(), b.partial()}, apart.partial());
+  merge_partials(kRowShape, type, std::vector{a.partial(), b.partial()}, a.partial());
   EXPECT_EQ(a.o.values(), apart.o.values());
   EXPECT_EQ(a.lse.values(), apart.lse.values());
 }
@@ -111,7 +111,8 @@ TEST(MergeTest, the_result_may_be_a_part) {
 TEST(MergeTest, missing_memory_is_a_check) {
   const ScalarType type = ScalarType::kFloat64;
   Part part(type, type);
-  EXPECT_THROW(merge_partials(kShape, type, std::vector{part.partial()}, Partial{}), CheckFailure);
+  EXPECT_THROW(merge_partials(kRowShape, type, std::vector{part.partial()}, Partial{}),
+               CheckFailure);
 }
 
 TEST(OutputFromDeltaTest, its_row_sum_with_d_o_is_delta) {
@@ -124,11 +125,11 @@ TEST(OutputFromDeltaTest, its_row_sum_with_d_o_is_delta) {
       std::normal_distribution<double> normal;
       d_o.o.fill([&] { return size * normal(random); });
       d_o.lse.fill([&] { return size * normal(random); });
-      output_from_delta(kShape, type, d_o.o.rows(), d_o.lse.rows(), o.o.rows());
-      for (int64_t t = 0; t < kShape.tokens; ++t) {
-        for (int64_t h = 0; h < kShape.heads; ++h) {
+      output_from_delta(kRowShape, type, d_o.o.rows(), d_o.lse.rows(), o.o.rows());
+      for (int64_t t = 0; t < kRowShape.tokens; ++t) {
+        for (int64_t h = 0; h < kRowShape.heads; ++h) {
           double sum = 0;
-          for (int64_t e = 0; e < kShape.dim; ++e) sum += d_o.o.at(t, h, e) * o.o.at(t, h, e);
+          for (int64_t e = 0; e < kRowShape.dim; ++e) sum += d_o.o.at(t, h, e) * o.o.at(t, h, e);
           // All terms have delta's sign, so roundings of O stay relative to delta.
           const double delta = d_o.lse.at(t, h, 0);
           EXPECT_NEAR(sum, delta, (unit_roundoff(type) + 32 * 0x1p-53) * std::fabs(delta));
@@ -144,7 +145,7 @@ TEST(OutputFromDeltaTest, a_row_of_zeros_gives_zeros) {
   d_o.o.fill([] { return 0; });
   d_o.lse.fill([] { return 3; });
   o.o.fill([] { return 7; });
-  output_from_delta(kShape, type, d_o.o.rows(), d_o.lse.rows(), o.o.rows());
+  output_from_delta(kRowShape, type, d_o.o.rows(), d_o.lse.rows(), o.o.rows());
   for (const double value : o.o.values()) EXPECT_EQ(value, 0);
 }
 

@@ -5,7 +5,7 @@
 namespace distca::kernels {
 namespace {
 
-constexpr ScalarType kType = ScalarType::kBFloat16;
+constexpr ScalarType kMemoryType = ScalarType::kBFloat16;
 /// Attention of Llama-8B.
 constexpr Shape kShape{.num_heads = 32,
                        .num_kv_heads = 8,
@@ -24,12 +24,12 @@ TEST(FlashMemory, of_a_document_of_128k_tokens_is_mostly_the_deterministic_sums_
   const int64_t row_sums = 32 * (kTokens + 128) * 4;
   const int64_t sums = (kTokens + 128) * 32 * 128 * 4;
   EXPECT_EQ(sums, 2'149'580'800);
-  EXPECT_EQ(flash_backward_call_memory(kShape, kType, call, {}),
+  EXPECT_EQ(flash_backward_call_memory(kShape, kMemoryType, call, {}),
             dq + dk_dv + of_each_head + row_sums + sums);
   // 132 multiprocessors for 32 heads of one sequence: 5 parts.
-  EXPECT_EQ(flash_backward_call_memory(kShape, kType, call, {.deterministic = true}),
+  EXPECT_EQ(flash_backward_call_memory(kShape, kMemoryType, call, {.deterministic = true}),
             dq + dk_dv + of_each_head + row_sums + 5 * sums);
-  EXPECT_EQ(flash_backward_call_memory(kShape, kType, call,
+  EXPECT_EQ(flash_backward_call_memory(kShape, kMemoryType, call,
                                        {.multiprocessors = 64, .deterministic = true}),
             dq + dk_dv + of_each_head + row_sums + 2 * sums);
 }
@@ -37,8 +37,9 @@ TEST(FlashMemory, of_a_document_of_128k_tokens_is_mostly_the_deterministic_sums_
 TEST(FlashMemory, of_many_sequences_is_not_divided_and_has_a_gap_behind_each) {
   const FlashCall call{.sequences = 5, .query_rows = 1000, .key_rows = 1000};
   // 5 x 32 blocks are more than 132. 1000 + 5 x 128 rows.
-  const int64_t in_one_part = flash_backward_call_memory(kShape, kType, call, {});
-  EXPECT_EQ(flash_backward_call_memory(kShape, kType, call, {.deterministic = true}), in_one_part);
+  const int64_t in_one_part = flash_backward_call_memory(kShape, kMemoryType, call, {});
+  EXPECT_EQ(flash_backward_call_memory(kShape, kMemoryType, call, {.deterministic = true}),
+            in_one_part);
   EXPECT_EQ(in_one_part, 1000 * (8192 + 4096 + 16384) + 1640 * 32 * 4 + 1640 * 32 * 128 * 4);
 }
 
@@ -47,16 +48,16 @@ TEST(FlashMemory, of_as_many_key_heads_has_no_copies_of_them_and_dims_are_rounde
   shape.num_kv_heads = 2;
   const FlashCall call{.sequences = 1, .query_rows = 10, .key_rows = 20};
   // 40 becomes 64, and 136 becomes 192.
-  EXPECT_EQ(flash_backward_call_memory(shape, kType, call, {}),
+  EXPECT_EQ(flash_backward_call_memory(shape, kMemoryType, call, {}),
             10 * 160 + 20 * 320 + 138 * 2 * 4 + 138 * 2 * 64 * 4);
   shape.head_dim_qk = shape.head_dim_v = 136;
-  EXPECT_EQ(flash_backward_call_memory(shape, kType, call, {}),
+  EXPECT_EQ(flash_backward_call_memory(shape, kMemoryType, call, {}),
             10 * 544 + 20 * 1088 + 138 * 2 * 4 + 138 * 2 * 192 * 4);
 }
 
-/// Two shards of a document of 300 tokens, whose rows of queries begin at `row`. Its keys lie in
-/// two buffers if `split`.
-TaskList shards(int64_t second_row, bool split) {
+/// Two shards of a document of 300 tokens, whose rows of queries begin at `row`. Its keys lie
+/// in two buffers if `split`.
+TaskList shard_tasks(int64_t second_row, bool split) {
   TaskList list;
   list.queries = {{.tokens = 1000}};
   list.keys = {{.tokens = 1000}, {.tokens = 1000}};
@@ -73,23 +74,25 @@ TaskList shards(int64_t second_row, bool split) {
 constexpr int64_t kQ = 160, kKv = 160, kNumber = 8, kO = 160;  // bytes of a row of kSmall
 
 TEST(FlashMemory, of_a_list_in_place_is_what_the_operators_give_and_o_from_delta) {
-  const TaskList list = shards(100, false);
-  EXPECT_EQ(varlen_forward_memory(kSmall, kType, list), 200 * (kO + 2 * kNumber));
+  const TaskList list = shard_tasks(100, false);
+  EXPECT_EQ(varlen_forward_memory(kSmall, kMemoryType, list), 200 * (kO + 2 * kNumber));
   const FlashDevice device{.multiprocessors = 1};
   const int64_t call = flash_backward_call_memory(
-      kSmall, kType, {.sequences = 1, .query_rows = 200, .key_rows = 300}, device);
-  EXPECT_EQ(varlen_backward_memory(kSmall, kType, list, device), 200 * kO + 200 * kNumber + call);
+      kSmall, kMemoryType, {.sequences = 1, .query_rows = 200, .key_rows = 300}, device);
+  EXPECT_EQ(varlen_backward_memory(kSmall, kMemoryType, list, device),
+            200 * kO + 200 * kNumber + call);
 }
 
 TEST(FlashMemory, of_scattered_queries_and_keys_counts_what_is_packed_and_gathered) {
-  const TaskList list = shards(500, true);
+  const TaskList list = shard_tasks(500, true);
   // The keys of the second shard include those of the first.
-  EXPECT_EQ(varlen_forward_memory(kSmall, kType, list), 300 * kKv + 200 * (kQ + kO + 2 * kNumber));
+  EXPECT_EQ(varlen_forward_memory(kSmall, kMemoryType, list),
+            300 * kKv + 200 * (kQ + kO + 2 * kNumber));
   const FlashDevice device{.multiprocessors = 1};
   const int64_t call = flash_backward_call_memory(
-      kSmall, kType, {.sequences = 1, .query_rows = 200, .key_rows = 300}, device);
+      kSmall, kMemoryType, {.sequences = 1, .query_rows = 200, .key_rows = 300}, device);
   // Q and LSE, then O, dO and delta are packed.
-  EXPECT_EQ(varlen_backward_memory(kSmall, kType, list, device),
+  EXPECT_EQ(varlen_backward_memory(kSmall, kMemoryType, list, device),
             300 * kKv + 200 * (kQ + kNumber + 2 * kO + kNumber) + 200 * kNumber + call);
 }
 
@@ -98,7 +101,7 @@ TEST(EfficientMemory, of_a_list_is_what_a_call_of_its_longest_sequence_makes_bes
   constexpr int64_t kWideQ = 320, kWideKv = 320, kWideO = 320;
   constexpr ScalarType kFp32 = ScalarType::kFloat32;
   // Two shards; in backward one sequence of 200 queries and 300 keys.
-  const TaskList list = shards(100, false);
+  const TaskList list = shard_tasks(100, false);
   EXPECT_EQ(varlen_forward_memory(kSmall, kFp32, list),
             200 * (kWideO + 2 * kNumber) + 100 * (kWideO + kNumber));
   const int64_t results = 200 * kWideQ + 300 * kWideKv;
@@ -108,11 +111,11 @@ TEST(EfficientMemory, of_a_list_is_what_a_call_of_its_longest_sequence_makes_bes
 }
 
 TEST(FlashMemory, of_a_list_without_launches_is_none) {
-  TaskList list = shards(100, false);
+  TaskList list = shard_tasks(100, false);
   list.tasks[0].keys = list.tasks[1].keys = {};
-  EXPECT_EQ(varlen_forward_memory(kSmall, kType, list), 0) << "no query sees a key";
-  EXPECT_EQ(varlen_backward_memory(kSmall, kType, list, {}), 0);
-  EXPECT_EQ(varlen_backward_memory(kSmall, kType, {}, {}), 0);
+  EXPECT_EQ(varlen_forward_memory(kSmall, kMemoryType, list), 0) << "no query sees a key";
+  EXPECT_EQ(varlen_backward_memory(kSmall, kMemoryType, list, {}), 0);
+  EXPECT_EQ(varlen_backward_memory(kSmall, kMemoryType, {}, {}), 0);
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ std::vector<std::string> names(const fs::path& folder) {
   return found;
 }
 
-std::string fault(const std::function<void()>& call, ErrorKind kind) {
+std::string fault_of_call(const std::function<void()>& call, ErrorKind kind) {
   try {
     call();
   } catch (const Error& error) {
@@ -93,9 +93,9 @@ TEST(hugging_face_writer, shards_are_filled_in_turn_and_listed_by_tensor) {
   EXPECT_EQ(HuggingFaceWriter(folder, three(), {.max_shard_bytes = 1}).num_shards(), 3u);
   EXPECT_EQ(HuggingFaceWriter(folder, three(), {.max_shard_bytes = 80}).num_shards(), 1u);
   const std::vector<StoredTensor> many(501, StoredTensor{.name = "a", .shape = {1}});
-  EXPECT_EQ(
-      fault([&] { HuggingFaceWriter(folder, many, {.max_shard_bytes = 4}); }, ErrorKind::kUsage),
-      "the weights would take 501 files: at most 500; let one be larger");
+  EXPECT_EQ(fault_of_call([&] { HuggingFaceWriter(folder, many, {.max_shard_bytes = 4}); },
+                          ErrorKind::kUsage),
+            "the weights would take 501 files: at most 500; let one be larger");
 }
 
 /// The bits of a number once it is written.
@@ -148,11 +148,12 @@ TEST(hugging_face_writer, a_number_too_large_for_the_type_is_named_and_nothing_i
       std::memcpy(bytes.data(), &number, sizeof number);
     });
   };
-  EXPECT_EQ(fault([&] { write(WeightsType::kFloat16, -70000); }, ErrorKind::kCheckpoint),
+  EXPECT_EQ(fault_of_call([&] { write(WeightsType::kFloat16, -70000); }, ErrorKind::kCheckpoint),
             "norm.weight has the number -70000, which is too large for float16; bfloat16 can hold "
             "it");
-  EXPECT_THAT(fault([&] { write(WeightsType::kBFloat16, 3.4e38f); }, ErrorKind::kCheckpoint),
-              HasSubstr("which is too large for bfloat16"));
+  EXPECT_THAT(
+      fault_of_call([&] { write(WeightsType::kBFloat16, 3.4e38f); }, ErrorKind::kCheckpoint),
+      HasSubstr("which is too large for bfloat16"));
   EXPECT_FALSE(fs::exists(folder / "new"));
 }
 
@@ -185,7 +186,8 @@ TEST(hugging_face_writer, where_a_file_cannot_get_its_name_nothing_changes) {
       fs::create_directories(folder / "config.json" / "in the way");
     });
   };
-  EXPECT_THAT(fault(write, ErrorKind::kIo), HasSubstr("config.json: cannot be put in place"));
+  EXPECT_THAT(fault_of_call(write, ErrorKind::kIo),
+              HasSubstr("config.json: cannot be put in place"));
   EXPECT_THAT(names(folder), ElementsAre("config.json", kFirst));
   EXPECT_EQ(read_file(folder / kFirst), "older");
 }

@@ -70,7 +70,7 @@ Played play_swiglu(const Tensors& in) {
           }};
 }
 
-at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight) {
+at::Tensor norm_of_float(const at::Tensor& x, const at::Tensor& weight) {
   const at::Tensor wide = x.to(weight.scalar_type());
   return (wide * (wide.square().mean(-1, true) + 1e-5).rsqrt() * weight).to(x.scalar_type());
 }
@@ -103,7 +103,7 @@ std::vector<Case> cases_of_linear() {
   return {
       {"norm_linear", [](const Tensors& in, Keep keep) { return play_norm_linear(in, 3, keep); },
        [](const Tensors& in) {
-         const at::Tensor h = plain_norm(in[0], in[1]);
+         const at::Tensor h = norm_of_float(in[0], in[1]);
          return Tensors{at::linear(h, in[2]), at::linear(h, in[3]), at::linear(h, in[4])};
        },
        [](at::ScalarType compute, at::ScalarType main_param) {
@@ -114,7 +114,7 @@ std::vector<Case> cases_of_linear() {
       {"norm_linear with biases",
        [](const Tensors& in, Keep keep) { return play_norm_linear(in, 2, keep); },
        [](const Tensors& in) {
-         const at::Tensor h = plain_norm(in[0], in[1]);
+         const at::Tensor h = norm_of_float(in[0], in[1]);
          const auto product = [&](const at::Tensor& matrix, const at::Tensor& bias) {
            return (at::linear(h, matrix) + bias).to(h.scalar_type());
          };
@@ -163,7 +163,7 @@ std::vector<Case> cases_of_rotate() {
        },
        [](const Tensors& in) {
          const at::Tensor wide = in[0].to(in[1].scalar_type());
-         return Tensors{plain_rotate(plain_norm(wide, in[1])).to(in[0].scalar_type())};
+         return Tensors{plain_rotate(norm_of_float(wide, in[1])).to(in[0].scalar_type())};
        },
        [](at::ScalarType compute, at::ScalarType main_param) {
          return Tensors{at::randn({kRows, 3, 32}, compute), 1 + .1 * at::randn({32}, main_param)};

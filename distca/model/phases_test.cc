@@ -196,14 +196,14 @@ struct Kind {
   void (*change)(LlamaConfig&);
 };
 
-class PhasesTest : public testing::TestWithParam<Kind> {};
+class PhasesTest : public ::testing::TestWithParam<Kind> {};
 
 INSTANTIATE_TEST_SUITE_P(
     , PhasesTest,
-    testing::Values(Kind{"llama", [](LlamaConfig&) {}},
-                    Kind{"tied", [](LlamaConfig& c) { c.tie_word_embeddings = true; }},
-                    Kind{"qwen2", [](LlamaConfig& c) { c.model_type = ModelType::kQwen2; }},
-                    Kind{"qwen3", [](LlamaConfig& c) { c.model_type = ModelType::kQwen3; }}),
+    ::testing::Values(Kind{"llama", [](LlamaConfig&) {}},
+                      Kind{"tied", [](LlamaConfig& c) { c.tie_word_embeddings = true; }},
+                      Kind{"qwen2", [](LlamaConfig& c) { c.model_type = ModelType::kQwen2; }},
+                      Kind{"qwen3", [](LlamaConfig& c) { c.model_type = ModelType::kQwen3; }}),
     [](const auto& info) { return info.param.name; });
 
 LlamaConfig one_layer() {

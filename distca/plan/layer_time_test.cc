@@ -11,7 +11,7 @@ constexpr int64_t kLatencyNs = 20'000;
 constexpr int64_t kBytesPerUs = 100;
 constexpr RankSpeed kSpeed{.linear_ps_per_token = 3'000'000, .attention_ps_per_kload = 1'400'000};
 
-LayerTimeOptions options_for(OverlapModel overlap_model, int servers) {
+LayerTimeOptions overlap_options(OverlapModel overlap_model, int servers) {
   LayerTimeOptions options{.speeds = {}, .overlap_model = overlap_model};
   options.speeds.ranks.assign(servers, kSpeed);
   options.speeds.bytes_per_us = kBytesPerUs;
@@ -20,7 +20,7 @@ LayerTimeOptions options_for(OverlapModel overlap_model, int servers) {
 
 int64_t wire_ps(int64_t bytes) { return (kLatencyNs + bytes * 1000 / kBytesPerUs) * 1000; }
 
-Plan local_plan(const std::vector<int64_t>& lengths, int workers) {
+Plan plan_at_home(const std::vector<int64_t>& lengths, int workers) {
   return make_plan(testing::request_for(lengths, workers, "local"));
 }
 
@@ -41,10 +41,10 @@ Plan packed_plan(const std::vector<int64_t>& lengths) {
 }
 
 TEST(LayerTime, of_what_stays_at_home_is_the_longest_rank) {
-  const Plan plan = local_plan({1024, 512, 512}, 2);
+  const Plan plan = plan_at_home({1024, 512, 512}, 2);
   for (const OverlapModel overlap_model :
        {OverlapModel::kNothing, OverlapModel::kHomeTasks, OverlapModel::kOtherNanoBatch}) {
-    LayerTimeOptions options = options_for(overlap_model, 2);
+    LayerTimeOptions options = overlap_options(overlap_model, 2);
     const int64_t pairs = 1024 * 1025 / 2;
     const int64_t expected = int64_t{1024} * 3'000'000 + pairs * 1'400;
     LayerTime time = layer_time(plan, nullptr, options);
@@ -70,16 +70,16 @@ TEST(LayerTime, of_a_cut_document_counted_by_hand) {
   const int64_t second = (int64_t{2048} * 2049 / 2 - 1024 * 1025 / 2) * 1'400;
   const int64_t forward = second * 2 / 7;
 
-  const LayerTime blocking = layer_time(plan, nullptr, options_for(OverlapModel::kNothing, 2));
+  const LayerTime blocking = layer_time(plan, nullptr, overlap_options(OverlapModel::kNothing, 2));
   EXPECT_EQ(blocking.bytes, 2 * bytes);
   EXPECT_EQ(blocking.exposed_ps, 2 * wire_ps(bytes));
   EXPECT_EQ(blocking.total_ps, linear + second + 2 * wire_ps(bytes));
 
   // Rank 1 has no task of its own alone; rank 0 has, but its exchanges are no shorter.
-  const LayerTime overlap = layer_time(plan, nullptr, options_for(OverlapModel::kHomeTasks, 2));
+  const LayerTime overlap = layer_time(plan, nullptr, overlap_options(OverlapModel::kHomeTasks, 2));
   EXPECT_EQ(overlap.total_ps, blocking.total_ps);
 
-  LayerTimeOptions options = options_for(OverlapModel::kOtherNanoBatch, 2);
+  LayerTimeOptions options = overlap_options(OverlapModel::kOtherNanoBatch, 2);
   ASSERT_GT(wire_ps(bytes), linear) << "the exchange is longer than anything beside it";
   const LayerTime slow_wire = layer_time(plan, nullptr, options);
   const int64_t exposed = (2 * wire_ps(bytes) - linear / 3 - forward) / 2 +
@@ -99,8 +99,8 @@ TEST(LayerTime, hides_exchanges_under_tasks_at_home) {
   const Plan plan = packed_plan({1536, 512});
   const int64_t bytes = 1024 * plan.shape.kv_token_bytes();
   const int64_t home = int64_t{512} * 513 / 2 * 1'400;
-  const LayerTime blocking = layer_time(plan, nullptr, options_for(OverlapModel::kNothing, 2));
-  const LayerTime overlap = layer_time(plan, nullptr, options_for(OverlapModel::kHomeTasks, 2));
+  const LayerTime blocking = layer_time(plan, nullptr, overlap_options(OverlapModel::kNothing, 2));
+  const LayerTime overlap = layer_time(plan, nullptr, overlap_options(OverlapModel::kHomeTasks, 2));
   ASSERT_EQ(blocking.exposed_ps, 2 * wire_ps(bytes));
   // Rank 0 sends and receives as long as rank 1, under all of its tasks.
   const int64_t first = int64_t{1024} * 1025 / 2 * 1'400;
@@ -112,7 +112,7 @@ TEST(LayerTime, hides_exchanges_under_tasks_at_home) {
 TEST(LayerTime, counts_what_backward_sends_again_and_wider) {
   const Plan plan = packed_plan({2048});
   const int64_t keys = 1024 * plan.shape.kv_token_bytes();
-  LayerTimeOptions options = options_for(OverlapModel::kNothing, 2);
+  LayerTimeOptions options = overlap_options(OverlapModel::kNothing, 2);
   options.redispatched = true;
   EXPECT_EQ(layer_time(plan, nullptr, options).bytes, 3 * keys);
   options.wide_gradients = true;  // bf16 -> fp32
@@ -127,7 +127,7 @@ TEST(LayerTime, counts_rows_that_travel_with_their_statistics) {
   const int64_t qkv = 2048 * (shape.q_token_bytes() + shape.kv_token_bytes());
   const int64_t o = 2048 * (shape.o_token_bytes() + shape.num_heads * 4);
   const int64_t d_o = o + 2048 * shape.num_heads * 4;
-  const LayerTime time = layer_time(plan, nullptr, options_for(OverlapModel::kNothing, 2));
+  const LayerTime time = layer_time(plan, nullptr, overlap_options(OverlapModel::kNothing, 2));
   EXPECT_EQ(time.bytes, 2 * qkv + o + d_o);
   EXPECT_EQ(time.exposed_ps, 2 * wire_ps(qkv) + wire_ps(o) + wire_ps(d_o));
 }
@@ -138,7 +138,7 @@ TEST(LayerTime, is_never_below_the_least) {
     const int workers = 1 + static_cast<int>(random.below(5));
     PlanRequest request =
         testing::request_for(testing::random_lengths(random), workers, "balanced", 0);
-    LayerTimeOptions options = options_for(
+    LayerTimeOptions options = overlap_options(
         random.below(2) == 0 ? OverlapModel::kOtherNanoBatch : OverlapModel::kHomeTasks, workers);
     for (RankSpeed& speed : options.speeds.ranks) {
       speed.attention_ps_per_kload += static_cast<int64_t>(random.below(2'000'000));

@@ -13,9 +13,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::k1K;
 using testing::request_for;
-
-constexpr int64_t k1K = 1024;
 
 TEST(SequentialLayout, a_document_that_crosses_workers_is_cut_as_head_and_tail) {
   // It is the second example in the released planner's source.

@@ -73,12 +73,13 @@ TEST(PlainPacking, a_rank_that_did_next_to_nothing_says_nothing_about_its_rate) 
   EXPECT_NEAR(plain_packing_adds_s(ranks, packed), -0.010, kRounding);
 }
 
-Plan balanced(const std::vector<int64_t>& lengths, int workers) {
+Plan balanced_plan(const std::vector<int64_t>& lengths, int workers) {
   return make_plan(testing::request_for(lengths, workers, "balanced"));
 }
 
 TEST(PackedWork, is_that_of_documents_in_order_computed_where_they_lie) {
-  const std::vector<Plan> plans = {balanced({1024, 512, 512}, 2), balanced({256, 256, 512}, 2)};
+  const std::vector<Plan> plans = {balanced_plan({1024, 512, 512}, 2),
+                                   balanced_plan({256, 256, 512}, 2)};
   const auto pairs = [](int64_t length) { return length * (length + 1) / 2; };
   const PackedWork alone = packed_work(plans, nullptr, 1);
   ASSERT_THAT(alone, SizeIs(2));
@@ -103,7 +104,7 @@ TEST(PackedWork, counts_load_as_plans_do) {
 }
 
 TEST(PackedWork, is_left_out_where_plain_packing_is_no_other_way_to_do_the_same) {
-  const std::vector<Plan> one = {balanced({1024, 512}, 1)};
+  const std::vector<Plan> one = {balanced_plan({1024, 512}, 1)};
   EXPECT_THAT(packed_work(one, nullptr, 1), IsEmpty());
   PlanRequest request = testing::request_for({1024, 512}, 2, "balanced");
   request.cluster.capacity.push_back(1);

@@ -18,6 +18,8 @@
 
 namespace distca::testing {
 
+inline constexpr int64_t k1K = 1024;
+
 inline PlanRequest request_for(const std::vector<int64_t>& lengths, int workers,
                                const std::string& scheduler = "greedy",
                                std::optional<int64_t> tolerance_ppm = 50'000) {

@@ -14,11 +14,10 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::k1K;
 using testing::refusal;
 using testing::request_for;
 using testing::workload_request;
-
-constexpr int64_t k1K = 1024;
 
 class Workloads : public ::testing::TestWithParam<const char*> {};
 

@@ -162,41 +162,43 @@ TEST(GradientExchange, few_parts_are_held_at_a_time) {
   EXPECT_LE(parts, 24) << "of " << program.gradients->buckets.size() << " buckets";
 }
 
-struct Break {
+struct GradientBreak {
   const char* name;
   void (*spoil)(Program&);
   const char* says;
   bool distributed = false;
 };
 
-Op& op_of(Program& program, const std::string& name) {
+Op& gradient_op(Program& program, const std::string& name) {
   return program.ops[index_of(program, name)];
 }
 
-const Break kBreaks[] = {
-    {"a_reduce_that_does_not_wait", [](Program& p) { op_of(p, "grad_reduce 0").wait_for.clear(); },
+const GradientBreak kGradientBreaks[] = {
+    {"a_reduce_that_does_not_wait",
+     [](Program& p) { gradient_op(p, "grad_reduce 0").wait_for.clear(); }, "does not wait for"},
+    {"a_sum_before_its_parts", [](Program& p) { gradient_op(p, "grad_add 0").wait_for.clear(); },
      "does not wait for"},
-    {"a_sum_before_its_parts", [](Program& p) { op_of(p, "grad_add 0").wait_for.clear(); },
-     "does not wait for"},
-    {"a_gather_over_what_is_sent", [](Program& p) { op_of(p, "grad_gather 0").wait_sends.clear(); },
-     "may still send"},
+    {"a_gather_over_what_is_sent",
+     [](Program& p) { gradient_op(p, "grad_gather 0").wait_sends.clear(); }, "may still send"},
     {"an_update_before_the_sums_are_there",
-     [](Program& p) { op_of(p, "optimizer 0").wait_for.clear(); }, "does not wait for"},
-    {"an_update_of_what_is_sent", [](Program& p) { op_of(p, "optimizer 0").wait_sends.clear(); },
-     "may still send"},
-    {"a_bucket_twice", [](Program& p) { op_of(p, "grad_add 1").bucket = 0; }, "stands twice"},
-    {"a_bucket_that_nobody_updates", [](Program& p) { op_of(p, "optimizer 1").bucket = -1; },
+     [](Program& p) { gradient_op(p, "optimizer 0").wait_for.clear(); }, "does not wait for"},
+    {"an_update_of_what_is_sent",
+     [](Program& p) { gradient_op(p, "optimizer 0").wait_sends.clear(); }, "may still send"},
+    {"a_bucket_twice", [](Program& p) { gradient_op(p, "grad_add 1").bucket = 0; }, "stands twice"},
+    {"a_bucket_that_nobody_updates", [](Program& p) { gradient_op(p, "optimizer 1").bucket = -1; },
      "bucket 1 has no optimizer"},
     {"weights_gathered_before_the_update",
-     [](Program& p) { op_of(p, "weight_gather 0").wait_for.clear(); }, "does not wait for", true},
+     [](Program& p) { gradient_op(p, "weight_gather 0").wait_for.clear(); }, "does not wait for",
+     true},
     {"another_buckets_parts",
-     [](Program& p) { op_of(p, "grad_add 0").reads = op_of(p, "grad_add 1").reads; },
+     [](Program& p) { gradient_op(p, "grad_add 0").reads = gradient_op(p, "grad_add 1").reads; },
      "(grad_parts)"},
-    {"no_such_bucket", [](Program& p) { op_of(p, "grad_add 1").bucket = 99; }, "bucket 99 of"},
+    {"no_such_bucket", [](Program& p) { gradient_op(p, "grad_add 1").bucket = 99; },
+     "bucket 99 of"},
 };
 
 TEST(GradientExchange, each_way_to_break_a_sum_is_found) {
-  for (const Break& broken : kBreaks) {
+  for (const GradientBreak& broken : kGradientBreaks) {
     std::vector<Program> all = programs(
         2, 0, {.gradients = {.bucket_elements = 160, .distributed_optimizer = broken.distributed}});
     broken.spoil(all[0]);

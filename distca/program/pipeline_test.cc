@@ -46,7 +46,7 @@ std::vector<uint32_t> attention_tags(const Program& program) {
   return tags;
 }
 
-void expect_valid(const PipelineStyle& style) {
+void expect_valid_pipelines(const PipelineStyle& style) {
   const std::vector<Program> programs = pipeline_programs(style);
   ASSERT_THAT(validate(programs), IsEmpty()) << name_of(style);
   if (style.order == Order::kAtHome) return;
@@ -68,11 +68,11 @@ TEST(Pipeline, every_program_is_valid_and_all_ranks_start_the_same_exchanges) {
           for (const Order order : {Order::kAligned, Order::kMixed, Order::kAtHome}) {
             if (order == Order::kAtHome && style.dedicated > 0) continue;
             style.order = order;
-            expect_valid(style);
+            expect_valid_pipelines(style);
           }
           style.order = Order::kAligned;
           style.kind = ProgramRequest::Kind::kEvaluate;
-          expect_valid(style);
+          expect_valid_pipelines(style);
         }
       }
     }
@@ -82,10 +82,10 @@ TEST(Pipeline, every_program_is_valid_and_all_ranks_start_the_same_exchanges) {
 TEST(Pipeline, many_stages_and_micro_batches_are_valid) {
   for (const auto& [stages, nano_batches] : {std::pair{8, 16}, {8, 5}, {6, 3}, {5, 32}, {8, 32}}) {
     for (const Order order : {Order::kAligned, Order::kMixed}) {
-      expect_valid({.layers = layers_of(stages, nano_batches % 2 == 0),
-                    .lengths = uneven_lengths(nano_batches),
-                    .overlap = nano_batches == 16 ? Overlap::kWithin : Overlap::kPingPong,
-                    .order = order});
+      expect_valid_pipelines({.layers = layers_of(stages, nano_batches % 2 == 0),
+                              .lengths = uneven_lengths(nano_batches),
+                              .overlap = nano_batches == 16 ? Overlap::kWithin : Overlap::kPingPong,
+                              .order = order});
     }
   }
 }
@@ -102,7 +102,7 @@ TEST(Pipeline, gradients_are_summed_within_each_stage) {
                                       .overlap = overlap.overlap,
                                       .order = order,
                                       .gradients = {bucket, distributed, bucket != 1000}};
-            expect_valid(style);
+            expect_valid_pipelines(style);
           }
         }
       }

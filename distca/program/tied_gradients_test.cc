@@ -143,7 +143,7 @@ TEST(TiedGradients, they_travel_behind_everything_else_of_both_stages) {
 }
 
 /// A way to spoil what rank 4, the first of the last stage, exchanges.
-struct Break {
+struct TiedBreak {
   const char* name;
   void (*spoil)(GradientExchange&);
   const char* says;
@@ -153,7 +153,7 @@ void of_first_tied(GradientExchange& exchange, const std::function<void(Gradient
   spoil(*std::ranges::find(exchange.buckets, true, &GradientBucket::is_tied));
 }
 
-const Break kBreaks[] = {
+const TiedBreak kTiedBreaks[] = {
     {"one_that_counts_as_the_stages_own",
      [](GradientExchange& e) { of_first_tied(e, [](GradientBucket& b) { b.is_tied = false; }); },
      "buckets, rank"},
@@ -182,7 +182,7 @@ const Break kBreaks[] = {
 TEST(TiedGradients, each_way_to_break_them_on_one_rank_is_found) {
   for (const bool distributed : {false, true}) {
     const std::vector<Program> all = pipeline_programs(style_of(distributed));
-    for (const Break& broken : kBreaks) {
+    for (const TiedBreak& broken : kTiedBreaks) {
       std::vector<Program> spoilt = all;
       auto own = std::make_shared<GradientExchange>(*all[4].gradients);
       broken.spoil(*own);

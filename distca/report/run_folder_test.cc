@@ -25,7 +25,7 @@ using ::testing::MatchesRegex;
 
 constexpr const char* kLine = R"({"imbalance_after":1.0,"loss":5.0,"step":STEP})";
 
-std::string line_of(int64_t step) {
+std::string metrics_line(int64_t step) {
   std::string line = kLine;
   return line.replace(line.find("STEP"), 4, std::to_string(step));
 }
@@ -57,7 +57,7 @@ class RunFolderTest : public FolderTest {
     folder.reserve(10, note + " config");
     folder.begin("[train]\nsteps = " + std::to_string(steps) + "\n");
     MetricsFile metrics(folder.metrics_path());
-    for (int64_t step = 1; step <= steps; ++step) metrics.add(line_of(step));
+    for (int64_t step = 1; step <= steps; ++step) metrics.add(metrics_line(step));
     if (finished) folder.save([&](AtomicFile& file) { file.write(our_weights(steps, note)); });
   }
 
@@ -99,7 +99,8 @@ TEST_F(RunFolderTest, a_run_leaves_four_files) {
   EXPECT_EQ(files.size(), 4u);
   EXPECT_EQ(files.at("config.json"), "old config");
   EXPECT_EQ(files.at("model.safetensors"), our_weights(3, "old"));
-  EXPECT_EQ(files.at("metrics.jsonl"), line_of(1) + "\n" + line_of(2) + "\n" + line_of(3) + "\n");
+  EXPECT_EQ(files.at("metrics.jsonl"),
+            metrics_line(1) + "\n" + metrics_line(2) + "\n" + metrics_line(3) + "\n");
   EXPECT_EQ(files.at("config.toml"), std::string(kConfigTomlMark) + "\n[train]\nsteps = 3\n");
 }
 
@@ -311,7 +312,7 @@ TEST_F(RunFolderTest, a_run_that_goes_on_keeps_its_lines_and_checkpoints_up_to_t
 TEST_F(RunFolderTest, lines_are_cut_from_the_end) {
   make_run(30, false);
   const std::string lines = contents().at("metrics.jsonl");
-  const size_t after_5 = lines.find(line_of(6)), after_20 = lines.find(line_of(21));
+  const size_t after_5 = lines.find(metrics_line(6)), after_20 = lines.find(metrics_line(21));
   const std::string torn = lines.substr(0, after_5) + "torn\n" + lines.substr(after_5);
   for (const char* end : {"", "\n", "{\"step\":31", "x\ny\n"}) {
     write("metrics.jsonl", torn + end);
@@ -321,7 +322,7 @@ TEST_F(RunFolderTest, lines_are_cut_from_the_end) {
     { RunFolder(run(), {.goes_on_after = 30}).begin(""); }
     EXPECT_EQ(contents().at("metrics.jsonl"), lines) << end;
   }
-  for (const std::string& all : {line_of(21) + "\n", line_of(1), std::string()}) {
+  for (const std::string& all : {metrics_line(21) + "\n", metrics_line(1), std::string()}) {
     write("metrics.jsonl", all);
     { RunFolder(run(), {.overwrite = true, .goes_on_after = 20}).begin(""); }
     EXPECT_EQ(contents().at("metrics.jsonl"), "");

@@ -25,7 +25,7 @@ Ranks::~Ranks() = default;
 
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// Counts the exchanges of one rank.
 class Counting : public Communicator {

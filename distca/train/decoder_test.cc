@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kTokens = 70;
 
-LlamaConfig small(ScalarType dtype, int64_t window) {
+LlamaConfig small_decoder(ScalarType dtype, int64_t window) {
   LlamaConfig config;
   config.vocab_size = 19;
   config.hidden_size = 16;
@@ -77,7 +77,7 @@ TEST(decoder, a_document_in_parts_is_the_document_at_once) {
   const Types differ = {"sliding_attention", "full_attention", "sliding_attention"};
   for (const auto& [window, types] :
        std::vector<std::pair<int64_t, Types>>{{0, {}}, {1, {}}, {5, {}}, {64, {}}, {5, differ}}) {
-    LlamaConfig config = small(ScalarType::kFloat32, window);
+    LlamaConfig config = small_decoder(ScalarType::kFloat32, window);
     config.layer_types = types;
     const Llama model(config, 3, -1);
     config.dtype = ScalarType::kFloat64;
@@ -91,14 +91,14 @@ TEST(decoder, a_document_in_parts_is_the_document_at_once) {
 }
 
 TEST(decoder, no_more_tokens_than_were_said) {
-  const Llama model(small(ScalarType::kFloat32, 0), 3, -1);
+  const Llama model(small_decoder(ScalarType::kFloat32, 0), 3, -1);
   Decoder decoder(model, 4, 1);
   decoder.feed(document().narrow(0, 0, 3));
   EXPECT_THROW(decoder.feed(document().narrow(0, 3, 2)), CheckFailure);
 }
 
 TEST(decoder, logits_are_those_of_the_loss) {
-  const Llama model(small(ScalarType::kFloat64, 0), 3, -1);
+  const Llama model(small_decoder(ScalarType::kFloat64, 0), 3, -1);
   const at::Tensor x = plain(model, document()), targets = document().roll(1);
   const at::Tensor chosen = model.logits(x).log_softmax(-1).gather(1, targets.unsqueeze(1));
   const double want = model.chunk_losses(x, targets, 16).sum().item<double>();

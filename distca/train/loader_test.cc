@@ -13,7 +13,7 @@ namespace {
 
 TEST(loader, segments_carry_ids_targets_and_positions_of_their_document) {
   const auto prefix =
-      std::filesystem::path(testing::TempDir()) / fmt::format("distca_loader_{}", getpid());
+      std::filesystem::path(::testing::TempDir()) / fmt::format("distca_loader_{}", getpid());
   std::vector<int32_t> first(10), second(5);
   std::iota(first.begin(), first.end(), 0);
   std::iota(second.begin(), second.end(), 100);

@@ -167,7 +167,7 @@ TEST_F(PlanBatchTest, a_dedicated_server_has_tasks_and_no_tokens) {
   EXPECT_THAT(ranks[2].input.tokens, IsEmpty());
   for (const auto& exchange : ranks[2].input.program.exchanges) {
     EXPECT_EQ(exchange->rows.local_tokens, 0);
-    EXPECT_THAT(exchange->rows.tasks, testing::Not(IsEmpty()));
+    EXPECT_THAT(exchange->rows.tasks, ::testing::Not(IsEmpty()));
     pairs += exchange->pairs_of(TaskSet::kAll);
   }
   EXPECT_EQ(pairs, ranks[0].figures.load_after[2]);

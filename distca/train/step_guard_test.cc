@@ -8,7 +8,7 @@
 namespace distca {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using Kind = StepOutcome::Kind;
 
 /// After steps whose loss is 5 and whose norms are 0.9, 1.0 and 1.1 in turn.

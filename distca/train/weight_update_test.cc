@@ -68,7 +68,7 @@ class UpdatePlayer final : public OpPlayer {
   double loss_sum_;
 };
 
-struct Way {
+struct UpdateWay {
   ScalarType dtype = ScalarType::kFloat32;
   int ranks = 1;
   double bucket_mb = 25;
@@ -82,7 +82,7 @@ struct Trained {
 };
 
 /// Three updates with the same sums of gradients for every number of ranks; `refused`: one of them.
-Trained train(const Way& way, int refused = -1) {
+Trained train(const UpdateWay& way, int refused = -1) {
   Trained result;
   std::vector<int64_t> bytes(way.ranks);
   run_ranks(way.ranks, {}, [&](Communicator& comm) {

@@ -16,9 +16,9 @@
 namespace distca {
 namespace {
 
-using testing::ContainsRegex;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// The outcome of a launch that waits for timeouts of seconds: all of these run at first use, a few
 /// at a time.
@@ -62,7 +62,7 @@ TEST(Launch, rank_0_prints_as_it_is_and_the_others_with_a_prefix) {
   EXPECT_EQ(pids_in(outcome.output).size(), 2u);
 }
 
-class LostRank : public testing::TestWithParam<int> {};
+class LostRank : public ::testing::TestWithParam<int> {};
 
 TEST_P(LostRank, killed_it_is_named_with_its_signal_and_what_it_was_at) {
   const Outcome outcome = launch({.workers = 3, .mode = {"kill", std::to_string(GetParam())}});
@@ -89,7 +89,8 @@ TEST_P(LostRank, stopped_it_is_named_silent_and_does_not_survive) {
   EXPECT_EQ(count_errors(outcome.output), 1) << outcome.output;
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, LostRank, testing::Values(0, 1), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Each, LostRank, ::testing::Values(0, 1),
+                         ::testing::PrintToStringParamName());
 
 TEST(Launch, a_rank_that_computes_for_ever_is_named_behind) {
   const Outcome& outcome = slow_launch("hang 1");

@@ -8,8 +8,8 @@
 namespace distca {
 namespace {
 
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 TEST(OwnAddress, of_the_way_to_this_machine_is_a_loopback_address) {
   const auto address = address_towards("127.0.0.1", 29400);

@@ -10,10 +10,10 @@
 namespace distca {
 namespace {
 
-using testing::ContainsRegex;
-using testing::EndsWith;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::ContainsRegex;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::string kLost = "rank 1 was killed by signal 9 (SIGKILL) (last seen: step 3, ";
 
@@ -28,7 +28,7 @@ std::set<std::string> run_ids(const std::string& output) {
   return ids;
 }
 
-class RestartTest : public testing::TestWithParam<bool> {};
+class RestartTest : public ::testing::TestWithParam<bool> {};
 
 TEST_P(RestartTest, a_lost_rank_is_named_and_the_run_goes_on_to_its_end) {
   const bool fixed_port = GetParam();
@@ -48,7 +48,7 @@ TEST_P(RestartTest, a_lost_rank_is_named_and_the_run_goes_on_to_its_end) {
   EXPECT_TRUE(std::regex_match(*ids.begin(), std::regex("[0-9a-f]{16}"))) << *ids.begin();
 }
 
-INSTANTIATE_TEST_SUITE_P(FixedPort, RestartTest, testing::Bool());
+INSTANTIATE_TEST_SUITE_P(FixedPort, RestartTest, ::testing::Bool());
 
 TEST(Restart, a_rank_that_is_lost_while_others_load_is_named_and_started_again) {
   // The others are ended by us, and what they say of that is no reason.

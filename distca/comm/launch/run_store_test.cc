@@ -19,11 +19,11 @@
 namespace distca {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
-class RunStoreTest : public testing::Test {
+class RunStoreTest : public ::testing::Test {
  protected:
   Rendezvous at(int rank, int size) { return at_port(port_, rank, size); }
 
@@ -190,7 +190,7 @@ TEST_F(RunStoreTest, the_store_says_how_long_it_was_looked_for_and_what_the_syst
     RunStore(at(1, 2), {.timeout_s = 1, .grace_s = 1, .startup_timeout_s = 0.5});
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::ContainsRegex("within [0-9]+\\.[0-9] s: .+; does rank 0"));
+    EXPECT_THAT(error.what(), ::testing::ContainsRegex("within [0-9]+\\.[0-9] s: .+; does rank 0"));
     EXPECT_THAT(error.what(), Not(HasSubstr("\n")));
   }
 }

@@ -16,9 +16,9 @@
 namespace distca {
 namespace {
 
-using testing::EndsWith;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 

@@ -22,24 +22,24 @@
 namespace distca {
 namespace {
 
-using testing::AllOf;
-using testing::ContainsRegex;
-using testing::Each;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::Each;
+using ::testing::HasSubstr;
 
-constexpr int kRounds = 100;
+constexpr int kFaultRounds = 100;
 constexpr int kAtOnce = 34;  // most of a round is waiting
 constexpr int kRealRounds = 3;
 
 // A wait of kHasty's seconds; on a busy machine it is noticed later.
 constexpr const char* kWaited = " waited ([3-9]|[1-9][0-9]+)\\.";
 
-class NcclFaults : public testing::Test {
+class NcclFaults : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string why = nccl_cannot_run(); !why.empty()) GTEST_SKIP() << why;
   }
-  const int rounds_ = nccl_is_real() ? kRealRounds : kRounds;
+  const int rounds_ = nccl_is_real() ? kRealRounds : kFaultRounds;
   const int at_once_ = nccl_is_real() ? 1 : kAtOnce;
 };
 
@@ -55,7 +55,7 @@ constexpr CommOptions kHasty{.timeout_s = 3, .grace_s = 1, .startup_timeout_s = 
 
 // A failure that is seen at once is diagnosed within three heartbeats, of a tenth of the timeout
 // each.
-constexpr CommOptions kPatient{.timeout_s = 3, .grace_s = 1, .startup_timeout_s = 300};
+constexpr CommOptions kThreeSeconds{.timeout_s = 3, .grace_s = 1, .startup_timeout_s = 300};
 
 // A failure that is published ends the waits: nobody waits for the deadline.
 constexpr CommOptions kLong{.timeout_s = 300, .grace_s = 1, .startup_timeout_s = 300};
@@ -67,7 +67,7 @@ using Prepare = std::function<void(NcclTestRank&)>;
 /// Both ranks of each round, until all have ended; what their errors said. A rank that throws
 /// anything but an Error has ended as it wants to. `prepare`: before it joins.
 std::vector<std::string> play_rounds(
-    const Body& body, const CommOptions& options = kHasty, int rounds = kRounds,
+    const Body& body, const CommOptions& options = kHasty, int rounds = kFaultRounds,
     int at_once = kAtOnce, const Prepare& prepare = [](NcclTestRank&) {}) {
   std::mutex mutex;
   std::vector<std::string> said;
@@ -106,7 +106,7 @@ TEST_F(NcclStandinFaults,
        a_group_that_hangs_on_the_device_ends_by_the_deadline_with_both_ranks_named) {
   const StandinFaults faults("hang,rank=1,group=2");
   const std::vector<std::string> said = play_rounds(swap_bytes_thrice);
-  EXPECT_EQ(said.size(), 2u * kRounds);
+  EXPECT_EQ(said.size(), 2u * kFaultRounds);
   EXPECT_THAT(said, Each(AllOf(HasSubstr("rank 1"), HasSubstr("rank 0"), ContainsRegex(kWaited),
                                HasSubstr("step 4, combine"))));
 }
@@ -120,16 +120,16 @@ TEST_F(NcclStandinFaults, a_driver_that_holds_who_asks_is_waited_for_no_longer_t
     };
   };
   const std::vector<std::string> said =
-      play_rounds(swap_bytes_thrice, kHasty, kRounds, kAtOnce, hold);
-  EXPECT_EQ(said.size(), 2u * kRounds);
+      play_rounds(swap_bytes_thrice, kHasty, kFaultRounds, kAtOnce, hold);
+  EXPECT_EQ(said.size(), 2u * kFaultRounds);
   EXPECT_THAT(said, Each(AllOf(HasSubstr("rank 1"), HasSubstr("rank 0"), ContainsRegex(kWaited),
                                HasSubstr("step 4, combine"))));
 }
 
 TEST_F(NcclStandinFaults, an_error_that_nccl_reports_is_said_by_both_ranks) {
   const StandinFaults faults("error,rank=1,group=2");
-  const std::vector<std::string> said = play_rounds(swap_bytes_thrice, kPatient);
-  EXPECT_EQ(said.size(), 2u * kRounds);
+  const std::vector<std::string> said = play_rounds(swap_bytes_thrice, kThreeSeconds);
+  EXPECT_EQ(said.size(), 2u * kFaultRounds);
   EXPECT_THAT(said, Each(AllOf(HasSubstr("NCCL: unhandled system error (a fault that a test asked "
                                          "for); rank 1 lost its connection to rank 0 in step 4, "
                                          "combine"))));
@@ -137,8 +137,8 @@ TEST_F(NcclStandinFaults, an_error_that_nccl_reports_is_said_by_both_ranks) {
 
 TEST_F(NcclStandinFaults, a_call_that_fails_is_said) {
   const StandinFaults faults("refuse,rank=0,group=3");
-  const std::vector<std::string> said = play_rounds(swap_bytes_thrice, kPatient);
-  EXPECT_EQ(said.size(), 2u * kRounds);
+  const std::vector<std::string> said = play_rounds(swap_bytes_thrice, kThreeSeconds);
+  EXPECT_EQ(said.size(), 2u * kFaultRounds);
   EXPECT_THAT(said, Each(HasSubstr("NCCL: ncclGroupEnd: internal error; rank 0 lost its "
                                    "connection to rank 1 in step 4, sum")));
 }
@@ -146,7 +146,7 @@ TEST_F(NcclStandinFaults, a_call_that_fails_is_said) {
 TEST_F(NcclStandinFaults, a_call_that_does_not_return_is_waited_for_no_longer_than_the_timeout) {
   const StandinFaults faults("block,rank=0,group=1");
   const std::vector<std::string> said = play_rounds(swap_bytes_thrice);
-  EXPECT_EQ(said.size(), 2u * kRounds);
+  EXPECT_EQ(said.size(), 2u * kFaultRounds);
   EXPECT_THAT(said, Each(AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"), ContainsRegex(kWaited),
                                HasSubstr("step 4, dispatch"))));
 }
@@ -159,8 +159,8 @@ TEST_F(NcclStandinFaults, sizes_that_do_not_match_are_an_error_of_both_ranks) {
         group.rank() == 0 ? group.exchange({&one, 1}, {}, "sum")->wait()
                           : group.exchange({}, {&one, 1}, "sum")->wait();
       },
-      kPatient);
-  EXPECT_EQ(said.size(), 2u * kRounds);
+      kThreeSeconds);
+  EXPECT_EQ(said.size(), 2u * kFaultRounds);
   EXPECT_THAT(said, Each(AllOf(HasSubstr("NCCL: invalid usage (rank "), HasSubstr("in sum"))));
 }
 
@@ -177,8 +177,8 @@ TEST_F(NcclStandinFaults, exchanges_in_another_order_are_found_by_their_sizes) {
         }
         pending.back()->wait();
       },
-      kPatient);
-  EXPECT_EQ(said.size(), 2u * kRounds);
+      kThreeSeconds);
+  EXPECT_EQ(said.size(), 2u * kFaultRounds);
   EXPECT_THAT(said, Each(HasSubstr("NCCL: invalid usage (rank ")));
 }
 
@@ -253,7 +253,7 @@ TEST_F(NcclStandinFaults, a_rank_that_does_not_connect_ends_the_start_by_its_dea
   const std::vector<std::string> said =
       play_rounds([](Communicator&, NcclTestRank&) { FAIL() << "connected"; },
                   {.timeout_s = 1, .grace_s = 1, .startup_timeout_s = 1});
-  EXPECT_EQ(said.size(), 2u * kRounds);
+  EXPECT_EQ(said.size(), 2u * kFaultRounds);
   EXPECT_THAT(said, Each(AllOf(HasSubstr("rank 1"), HasSubstr("connecting all ranks"))));
 }
 
@@ -266,7 +266,7 @@ TEST_F(NcclFaults, a_rank_that_is_done_waits_for_the_others_without_an_error) {
         ++done;
       },
       {.timeout_s = 0.5, .grace_s = 1}, rounds_, at_once_);
-  EXPECT_THAT(said, testing::IsEmpty());
+  EXPECT_THAT(said, ::testing::IsEmpty());
   EXPECT_EQ(done, 2 * rounds_);
 }
 

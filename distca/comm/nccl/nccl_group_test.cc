@@ -28,10 +28,9 @@
 namespace distca {
 namespace {
 
-constexpr CommOptions kPatient{.timeout_s = 300, .grace_s = 1};
 constexpr int kRounds = 100;
 
-class NcclGroup : public testing::Test {
+class NcclGroup : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string why = nccl_cannot_run(); !why.empty()) GTEST_SKIP() << why;
@@ -210,18 +209,18 @@ TEST_F(NcclGroup, streams_wait_for_each_other_where_the_host_waits_for_nothing) 
     out[1] = (5 * in[1] + 1) % kModulus;
   }
   const Counted right = count_on_devices([](NcclDevice&) {});
-  EXPECT_THAT(right.results, testing::ElementsAre(out[0], out[1]));
+  EXPECT_THAT(right.results, ::testing::ElementsAre(out[0], out[1]));
   EXPECT_GT(right.behind, 0) << "the host waited for the device";
 
   // A wait that is missing shows.
   const Counted early = count_on_devices(
       [](NcclDevice& device) { device.communicate_behind = [](const DeviceMark&) {}; });
-  EXPECT_THAT(early.results, testing::Not(testing::ElementsAre(out[0], out[1])));
+  EXPECT_THAT(early.results, ::testing::Not(::testing::ElementsAre(out[0], out[1])));
   if (nccl_is_real()) return;  // whose messages may be there in time
   const StandinFaults late("delay,us=5000");
   const Counted hasty = count_on_devices(
       [](NcclDevice& device) { device.follow = [](const DeviceMark&, double) { return true; }; });
-  EXPECT_THAT(hasty.results, testing::Not(testing::ElementsAre(out[0], out[1])));
+  EXPECT_THAT(hasty.results, ::testing::Not(::testing::ElementsAre(out[0], out[1])));
 }
 
 TEST_F(NcclGroup, what_is_read_from_the_device_after_a_failure_is_not_taken_for_a_result) {
@@ -238,8 +237,8 @@ TEST_F(NcclGroup, what_is_read_from_the_device_after_a_failure_is_not_taken_for_
     try {
       group->throw_if_failed();
     } catch (const Error& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr("rank 1"));
-      EXPECT_THAT(error.what(), testing::HasSubstr("sum of losses"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 1"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("sum of losses"));
       ++num_failed;
     }
   });
@@ -284,12 +283,12 @@ TEST_F(NcclGroup, two_ranks_on_one_device_are_refused_by_name) {
     FAIL() << "they share a device";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(),
-                testing::AnyOf(
-                    testing::HasSubstr("rank 0 and rank 1 have the same CUDA device: NCCL takes"),
-                    testing::HasSubstr("rank 1 and rank 0 have the same CUDA device: NCCL takes"),
+                ::testing::AnyOf(
+                    ::testing::HasSubstr("rank 0 and rank 1 have the same CUDA device: NCCL takes"),
+                    ::testing::HasSubstr("rank 1 and rank 0 have the same CUDA device: NCCL takes"),
                     // The rank that came first says this if it learns of the other's end before it
                     // fails.
-                    testing::HasSubstr("ended with an error (last seen: start-up)")));
+                    ::testing::HasSubstr("ended with an error (last seen: start-up)")));
   }
 }
 

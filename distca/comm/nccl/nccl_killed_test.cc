@@ -277,7 +277,7 @@ TEST(NcclKilled, a_rank_that_is_killed_at_any_moment_is_named_by_all_others_in_a
       const auto [ended_s, said] = parts(one.process.said);
       if (one.rank == death.rank) {
         EXPECT_TRUE(WIFSIGNALED(one.process.status)) << of;
-        EXPECT_THAT(said, testing::StartsWith("killed")) << of;
+        EXPECT_THAT(said, ::testing::StartsWith("killed")) << of;
         continue;
       }
       ++survivors;
@@ -285,7 +285,7 @@ TEST(NcclKilled, a_rank_that_is_killed_at_any_moment_is_named_by_all_others_in_a
       const char* const how = one.round % 2 == 0
                                   ? "(was killed by signal 9 .SIGKILL.|is silent since )"
                                   : "is silent since ";
-      EXPECT_THAT(said, testing::ContainsRegex(fmt::format("rank {} {}", death.rank, how))) << of;
+      EXPECT_THAT(said, ::testing::ContainsRegex(fmt::format("rank {} {}", death.rank, how))) << of;
       const size_t dead = static_cast<size_t>((one.round - first) * kRanks + death.rank);
       EXPECT_LT(ended_s - parts(ranks[dead].process.said).first, kAllowed_s) << of;
     }

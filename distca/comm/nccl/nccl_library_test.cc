@@ -9,11 +9,11 @@
 namespace distca {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
-std::string refusal(const std::optional<std::string>& path) {
+std::string refusal_of_library(const std::optional<std::string>& path) {
   try {
     load_nccl(path);
   } catch (const Error& error) {
@@ -24,10 +24,10 @@ std::string refusal(const std::optional<std::string>& path) {
 }
 
 TEST(NcclLibrary, a_file_that_is_not_there_or_is_not_nccl_is_named) {
-  EXPECT_THAT(refusal("/nowhere/libnccl.so.2"),
+  EXPECT_THAT(refusal_of_library("/nowhere/libnccl.so.2"),
               StartsWith("DISTCA_NCCL_LIBRARY = /nowhere/libnccl.so.2: NCCL cannot be loaded: "
                          "/nowhere/libnccl.so.2: cannot open shared object file"));
-  EXPECT_THAT(refusal("libm.so.6"),
+  EXPECT_THAT(refusal_of_library("libm.so.6"),
               AllOf(StartsWith("libm.so.6 has no ncclGetVersion: it is not NCCL 2.14 or later"),
                     HasSubstr("DISTCA_NCCL_LIBRARY")));
 }

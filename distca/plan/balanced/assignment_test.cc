@@ -8,12 +8,12 @@ namespace distca {
 namespace {
 
 /// A request and a layout at random: links, memory and windows priced.
-struct Case {
+struct AssignmentCase {
   PlanRequest request;
   Layout layout;
 };
 
-Case random_case(Random& random) {
+AssignmentCase random_case(Random& random) {
   const Plan plan = testing::random_plan(1 + static_cast<int>(random.below(5)),
                                          static_cast<int>(random.below(3)), random);
   PlanRequest request{
@@ -74,7 +74,7 @@ TEST(Assignment, without_leaves_the_other_pairs_of_a_shard) {
   Random random(5);
   int parts = 0;
   for (int trial = 0; trial < 5000; ++trial) {
-    const Case example = random_case(random);
+    const AssignmentCase example = random_case(random);
     const Assignment state(example.request, example.layout);
     const auto server = static_cast<int>(random.below(state.num_servers()));
     if (state.shards(server).empty()) continue;
@@ -95,7 +95,7 @@ TEST(Assignment, without_leaves_the_other_pairs_of_a_shard) {
   EXPECT_GT(parts, 1000);
 }
 
-void expect_as_accounted(const Assignment& state, const Case& example) {
+void expect_as_accounted(const Assignment& state, const AssignmentCase& example) {
   Plan plan;
   plan.nano_batch = example.request.nano_batch;
   plan.cluster = example.request.cluster;
@@ -114,7 +114,7 @@ void expect_as_accounted(const Assignment& state, const Case& example) {
 TEST(Assignment, bytes_after_any_changes_are_those_that_the_accounting_counts) {
   Random random(11);
   for (int trial = 0; trial < 300; ++trial) {
-    const Case example = random_case(random);
+    const AssignmentCase example = random_case(random);
     Assignment state(example.request, example.layout);
     expect_as_accounted(state, example);
     for (int change = 0; change < 12; ++change) random_change(state, random);
@@ -125,7 +125,7 @@ TEST(Assignment, bytes_after_any_changes_are_those_that_the_accounting_counts) {
 TEST(Assignment, a_trial_taken_back_leaves_no_trace) {
   Random random(12);
   for (int trial = 0; trial < 100; ++trial) {
-    const Case example = random_case(random);
+    const AssignmentCase example = random_case(random);
     Assignment state(example.request, example.layout);
     for (int change = 0; change < 4; ++change) random_change(state, random);
     const std::vector<Task> before = state.tasks();

@@ -19,9 +19,8 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::k1K;
 using testing::request_for;
-
-constexpr int64_t k1K = 1024;
 
 /// Every query at home.
 PlanRequest home_request(const std::vector<int64_t>& lengths, int workers) {

@@ -44,16 +44,16 @@ int64_t largest(const Plan& plan, int64_t ServerLoad::*bytes) {
 }
 
 /// The figures of the released planner (docs/planner.md), in MiB, and the share to stay below.
-struct Original {
+struct OriginalPlan {
   const char* workload;
   int64_t bytes, receive;
   double share;
 };
 
-class BalancedWorkloads : public ::testing::TestWithParam<Original> {};
+class BalancedWorkloads : public ::testing::TestWithParam<OriginalPlan> {};
 
 TEST_P(BalancedWorkloads, are_even_for_fewer_bytes_than_the_original) {
-  const Original& original = GetParam();
+  const OriginalPlan& original = GetParam();
   const Plan plan = make_plan(workload(original.workload));
   EXPECT_THAT(validate(plan), IsEmpty());
   EXPECT_LE(max_over_mean(plan), 1.02);
@@ -65,14 +65,14 @@ TEST_P(BalancedWorkloads, are_even_for_fewer_bytes_than_the_original) {
   EXPECT_LE(plan.tasks.size(), segments + 2 * plan.load.size());  // no small shards
 }
 
-INSTANTIATE_TEST_SUITE_P(, BalancedWorkloads,
-                         ::testing::Values(Original{"pretrain_8x128k_0", 1568 + 224, 308, 0.94},
-                                           Original{"pretrain_64x128k_1", 11'921 + 1657, 438, 0.86},
-                                           Original{"pretrain_64x128k_2", 14'666 + 1590, 654, 0.74},
-                                           Original{"prolong_64x128k_0", 11'694 + 1553, 485, 0.82},
-                                           Original{"pretrain_512x128k_0", 109'588 + 13'153, 662,
-                                                    0.82}),
-                         [](const auto& info) { return std::string(info.param.workload); });
+INSTANTIATE_TEST_SUITE_P(
+    , BalancedWorkloads,
+    ::testing::Values(OriginalPlan{"pretrain_8x128k_0", 1568 + 224, 308, 0.94},
+                      OriginalPlan{"pretrain_64x128k_1", 11'921 + 1657, 438, 0.86},
+                      OriginalPlan{"pretrain_64x128k_2", 14'666 + 1590, 654, 0.74},
+                      OriginalPlan{"prolong_64x128k_0", 11'694 + 1553, 485, 0.82},
+                      OriginalPlan{"pretrain_512x128k_0", 109'588 + 13'153, 662, 0.82}),
+    [](const auto& info) { return std::string(info.param.workload); });
 
 TEST(SchedulerBalanced, keeps_a_tight_bound_too) {
   PlanRequest request = workload("pretrain_64x128k_2");

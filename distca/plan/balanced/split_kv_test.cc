@@ -45,7 +45,7 @@ int64_t bytes(const Plan& plan) {
 
 /// The bytes that the released planner moves (docs/planner.md), and the share of them that ours may
 /// move.
-struct Case {
+struct SplitKvCase {
   const char* name;
   int64_t original_mib;       // Q, K, V and O
   int64_t original_send_mib;  // the largest
@@ -54,7 +54,7 @@ struct Case {
   double spread;
 };
 
-PlanRequest workload_request(const Case& workload) {
+PlanRequest workload_request(const SplitKvCase& workload) {
   const Workload read =
       read_workload("distca/plan/testdata/workloads/" + std::string(workload.name) + ".json");
   PlanRequest request = request_for({}, read.ranks, "balanced", kTolerance);
@@ -63,7 +63,7 @@ PlanRequest workload_request(const Case& workload) {
   return request;
 }
 
-class SplitKv : public ::testing::TestWithParam<Case> {
+class SplitKv : public ::testing::TestWithParam<SplitKvCase> {
  protected:
   void expect_share(const Plan& plan, double share) {
     EXPECT_LE(static_cast<double>(bytes(plan)),
@@ -96,15 +96,15 @@ TEST_P(SplitKv, spread_lowers_the_largest_send_and_receive) {
 
 INSTANTIATE_TEST_SUITE_P(
     , SplitKv,
-    ::testing::Values(Case{"pretrain_8x128k_0", 1568 + 224, 445, 0.78, 0.66, 0.45},
-                      Case{"pretrain_64x128k_1", 11921 + 1657, 908, 0.73, 0.56, 0.45},
-                      Case{"pretrain_64x128k_2", 14666 + 1590, 801, 0.73, 0.56, 0.45},
-                      Case{"prolong_64x128k_0", 11694 + 1553, 885, 0.73, 0.56, 0.45},
-                      Case{"pretrain_512x128k_0", 109588 + 13153, 932, 0.73, 0.56, 0.45}),
+    ::testing::Values(SplitKvCase{"pretrain_8x128k_0", 1568 + 224, 445, 0.78, 0.66, 0.45},
+                      SplitKvCase{"pretrain_64x128k_1", 11921 + 1657, 908, 0.73, 0.56, 0.45},
+                      SplitKvCase{"pretrain_64x128k_2", 14666 + 1590, 801, 0.73, 0.56, 0.45},
+                      SplitKvCase{"prolong_64x128k_0", 11694 + 1553, 885, 0.73, 0.56, 0.45},
+                      SplitKvCase{"pretrain_512x128k_0", 109588 + 13153, 932, 0.73, 0.56, 0.45}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(SplitKvCaps, on_bytes_are_kept_as_the_load_is_evened) {
-  const Case workload{"prolong_64x128k_0", 0, 0, 0, 0, 0};
+  const SplitKvCase workload{"prolong_64x128k_0", 0, 0, 0, 0, 0};
   const PlanRequest request = workload_request(workload);
   const Layout layout = balanced_layout(request);
   const PlanSummary free = summarize(plan_with_split_kv(request, layout));
@@ -121,7 +121,7 @@ TEST(SplitKvCaps, on_bytes_are_kept_as_the_load_is_evened) {
 }
 
 TEST(SplitKvTime, is_even_where_a_profile_prices_tasks) {
-  const Case workload{"pretrain_64x128k_1", 0, 0, 0, 0, 0};
+  const SplitKvCase workload{"pretrain_64x128k_1", 0, 0, 0, 0, 0};
   PlanRequest request = workload_request(workload);
   request.profile = profile_by_name("h200");
   for (const bool own : {false, true}) {

@@ -52,15 +52,15 @@ double closed_form(const PipelineRequest& request, const Tick& tick, Pass pass, 
              : longest + attention / stages;
 }
 
-struct Case {
+struct TimeCase {
   int stages, micro_batches, replicas, dedicated;
   double share;
   BalanceTarget balance_target;
 };
 
-class TickLengths : public ::testing::TestWithParam<Case> {};
+class TickLengths : public ::testing::TestWithParam<TimeCase> {};
 
-PipelineRequest request_of(const Case& one) {
+PipelineRequest request_of(const TimeCase& one) {
   Random random(29, static_cast<uint64_t>(one.stages * 100 + one.micro_batches));
   std::vector<std::vector<int64_t>> nano_batches;
   for (int i = 0; i < 2 * one.micro_batches; ++i)
@@ -94,8 +94,8 @@ TEST_P(TickLengths, are_near_the_closed_form) {
   EXPECT_LE(planned, 1.03 * ideal);
 }
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<TimeCase> cases() {
+  std::vector<TimeCase> all;
   for (const int stages : {2, 4}) {
     for (const int times : {2, 4}) {
       for (const double share : {.25, .4, .6}) {
@@ -112,7 +112,7 @@ std::vector<Case> cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(all, TickLengths, ::testing::ValuesIn(cases()), [](const auto& info) {
-  const Case& one = info.param;
+  const TimeCase& one = info.param;
   return fmt::format("P{}_M{}_D{}_dedicated{}_share{:.0f}_{}", one.stages, one.micro_batches,
                      one.replicas, one.dedicated, 100 * one.share,
                      one.balance_target == BalanceTarget::kWhole ? "whole" : "attention");

@@ -23,14 +23,14 @@ PipelinePlan good_plan() {
       {{3000, 500}, {2048}, {300, 300, 1500}, {2500}, {1800, 77}, {640, 1300}, {2222}}));
 }
 
-struct Damage {
+struct PipelineDamage {
   const char* name;
   const char* reported;
   std::function<void(PipelinePlan&)> inflict;
 };
-void PrintTo(const Damage& damage, std::ostream* out) { *out << damage.name; }
+void PrintTo(const PipelineDamage& damage, std::ostream* out) { *out << damage.name; }
 
-class BrokenPipeline : public ::testing::TestWithParam<Damage> {};
+class BrokenPipeline : public ::testing::TestWithParam<PipelineDamage> {};
 
 TEST_P(BrokenPipeline, is_reported) {
   PipelinePlan plan = good_plan();
@@ -53,7 +53,7 @@ Plan& plan_at(PipelinePlan& plan, int tick, int slot = 0) {
   return plan.plans[plan.plan_of_slot[tick][slot]];
 }
 
-const Damage kDamages[] = {
+const PipelineDamage kPipelineDamages[] = {
     // The shape of it all.
     {"no_stage", "0 stages of 2 replicas", [](PipelinePlan& plan) { plan.grid.stages = 0; }},
     {"three_slots", "3 slots, not 1 or 2", [](PipelinePlan& plan) { plan.slots = 3; }},
@@ -159,7 +159,7 @@ const Damage kDamages[] = {
     {"load_misstated", "plan 0: ", [](PipelinePlan& plan) { plan.plans[0].load[0].pairs += 1; }},
 };
 
-INSTANTIATE_TEST_SUITE_P(all, BrokenPipeline, ::testing::ValuesIn(kDamages),
+INSTANTIATE_TEST_SUITE_P(all, BrokenPipeline, ::testing::ValuesIn(kPipelineDamages),
                          [](const auto& info) { return std::string(info.param.name); });
 
 /// Lockstep 1F1B: neighbours in opposite passes, and no more than stages - stage in flight.
