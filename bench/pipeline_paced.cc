@@ -16,10 +16,10 @@
 #include "bench/one_byte_messages.h"
 #include "bench/overlap_measure.h"
 #include "bench/paced_player.h"
-#include "bench/played_model.h"
 #include "bench/tick_spans.h"
 #include "distca/base/error.h"
 #include "distca/comm/collectives.h"
+#include "distca/program/played_time.h"
 
 namespace distca::bench {
 namespace {
@@ -27,15 +27,17 @@ namespace {
 /// The compared setting, in which our arm has to be ahead.
 constexpr PacedSetting kContest{.stages = 4, .micro_batches = 8, .attention_share = 0.4};
 
-constexpr std::array kArms{PipelineArm::kWholeEven, PipelineArm::kHomePairs,
-                           PipelineArm::kHomeSingles, PipelineArm::kAttentionEven};
-constexpr const char* kAgain = "aligned, whole even, again";
+constexpr std::array kArms{
+    PipelineArm::kWaits2,        PipelineArm::kHomePairs, PipelineArm::kHomeSingles,
+    PipelineArm::kAttentionEven, PipelineArm::kWholeEven, PipelineArm::kWaits1,
+    PipelineArm::kMixed,         PipelineArm::kMixed2,    PipelineArm::kZeroBubble};
+constexpr const char* kAgain = "aligned, 2 outstanding, again";
 
 Json plan_figures(const PacedStep& step, PipelineArm arm) {
   const std::vector<Program> programs = step.programs();
   double modelled_s = 0, bytes = 0, messages = 0;
   const auto price = [&](int rank, const Op& op) { return step.seconds(rank, op); };
-  for (const ModelledRank& rank : modelled(programs, price, /*message_s=*/0))
+  for (const PlayedTime& rank : played_times(programs, price, /*message_s=*/0))
     modelled_s = std::max(modelled_s, rank.end_s);
   for (const Program& program : programs) {
     for (const Op& op : program.ops) {
@@ -48,7 +50,7 @@ Json plan_figures(const PacedStep& step, PipelineArm arm) {
                {"modelled_s", modelled_s},
                {"bytes", bytes},
                {"messages", messages}};
-  if (is_at_home(arm)) return line;
+  if (is_at_home(arm) || is_mixed(arm)) return line;
   const TickSums ticks = tick_sums(step.parts());
   line.update({{"ticks", ticks.ticks},
                {"planned_s", ticks.planned_s},

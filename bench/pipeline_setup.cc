@@ -61,7 +61,16 @@ std::string PacedSetting::name() const {
 const char* arm_name(PipelineArm arm) { return kPipelineArms[static_cast<size_t>(arm)]; }
 
 bool is_at_home(PipelineArm arm) {
-  return arm == PipelineArm::kHomePairs || arm == PipelineArm::kHomeSingles;
+  return arm == PipelineArm::kHomePairs || arm == PipelineArm::kHomeSingles ||
+         arm == PipelineArm::kZeroBubble;
+}
+
+bool is_mixed(PipelineArm arm) { return arm == PipelineArm::kMixed || arm == PipelineArm::kMixed2; }
+
+int outstanding_weight_gradients(PipelineArm arm, int stages) {
+  if (arm == PipelineArm::kZeroBubble) return stages;
+  if (arm == PipelineArm::kWaits1) return 1;
+  return arm == PipelineArm::kWaits2 || arm == PipelineArm::kMixed2 ? 2 : 0;
 }
 
 BatchLengths uneven_lengths(int nano_batches, int64_t tokens, double median_tokens, uint64_t seed) {
@@ -95,10 +104,11 @@ BatchLengths paired(const BatchLengths& lengths) {
 }
 
 PipelineStepRequest step_request(PipelineArm arm, const ArmRequest& of) {
-  PipelineStepRequest step{
-      .request = {},
-      .layers = {},
-      .schedule = is_at_home(arm) ? PipelineSchedule::kAtHome : PipelineSchedule::kAligned};
+  PipelineStepRequest step{.request = {},
+                           .layers = {},
+                           .schedule = is_at_home(arm) ? PipelineSchedule::kAtHome
+                                       : is_mixed(arm) ? PipelineSchedule::kMixed
+                                                       : PipelineSchedule::kAligned};
   for (int stage = 0; stage < of.grid.stages; ++stage)
     step.layers.push_back({stage * of.layers, (stage + 1) * of.layers});
   PipelineRequest& request = step.request;
@@ -114,6 +124,7 @@ PipelineStepRequest step_request(PipelineArm arm, const ArmRequest& of) {
   request.bytes_per_us = of.bytes_per_us;
   request.fill_ticks = of.fill_ticks;
   request.layer_steps = of.layers;
+  request.outstanding_weight_gradients = outstanding_weight_gradients(arm, of.grid.stages);
   for (const std::vector<int64_t>& nano : of.lengths) {
     request.nano_batches.push_back(NanoBatch::from_lengths(nano));
     request.homes.push_back(
@@ -169,7 +180,11 @@ std::vector<Program> PacedStep::programs() const {
 }
 
 double PacedStep::seconds(int rank, const Op& op) const {
-  const double passes = op.pass == Pass::kForward ? 1 : kLinearPasses - 1;
+  // The part of backward that a phase does not leave is as long as forward, and so is a layer's
+  // weight gradient.
+  const bool is_short =
+      op.pass == Pass::kForward || op.leaves_weights || op.kind == OpKind::kWeightGradient;
+  const double passes = is_short ? 1 : kLinearPasses - 1;
   const auto linear = [&](double share) {
     const Layout& home = parts_.request().homes[op.nano_batch];
     const auto tokens = static_cast<double>(home.num_tokens(parts_.grid().replica(rank)));
@@ -180,6 +195,8 @@ double PacedStep::seconds(int rank, const Op& op) const {
       return linear(kBeforeAttention);
     case OpKind::kPostAttention:
       return linear(1 - kBeforeAttention);
+    case OpKind::kWeightGradient:
+      return linear(1);
     case OpKind::kCoreAttention: {  // the FLOPs of backward are 2.5 times as many
       const AttentionShape& shape = parts_.request().shape;
       return prices_.pair_s * op.flops /

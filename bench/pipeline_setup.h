@@ -46,11 +46,26 @@ enum class PipelineArm : uint8_t {
   kHomeSingles,    // likewise; each nano-batch is a micro-batch, so there are twice as many
   kAttentionEven,  // phase-aligned, attention pooled and even in each tick (the paper)
   kWholeEven,      // phase-aligned, linear work and attention even together
+  // Likewise, and the weight gradients of one or two micro-batches may wait for ticks with time.
+  kWaits1,
+  kWaits2,
+  kMixed,       // 1F1B in lockstep, attention pooled, linear work and attention even together
+  kMixed2,      // likewise, and those of two micro-batches may wait
+  kZeroBubble,  // kHomeSingles with weight gradients in idle ticks, of as many as there are stages
 };
-inline constexpr std::array<const char*, 4> kPipelineArms{
-    "1F1B, pairs", "1F1B, single nano-batches", "aligned, attention even", "aligned, whole even"};
+inline constexpr std::array<const char*, 9> kPipelineArms{"1F1B, pairs",
+                                                          "1F1B, single nano-batches",
+                                                          "aligned, attention even",
+                                                          "aligned, whole even",
+                                                          "aligned, 1 outstanding",
+                                                          "aligned, 2 outstanding",
+                                                          "mixed",
+                                                          "mixed, 2 outstanding",
+                                                          "1F1B, zero bubble"};
 const char* arm_name(PipelineArm arm);
 bool is_at_home(PipelineArm arm);
+bool is_mixed(PipelineArm arm);
+int outstanding_weight_gradients(PipelineArm arm, int stages);
 
 /// Lengths as far apart as those of long-context corpora, so that nano-batches of equally many
 /// tokens have uneven attention: log-normal, cut where a nano-batch is full.

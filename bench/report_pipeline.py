@@ -11,12 +11,16 @@ backward, core attention by its pairs, backward 2.5 times; embedding and loss no
 p2p messages, and nothing of kernels. least: the sum of the ticks' closed form, max(l, (n l + A) / P) where whole work is evened
 and l + A / P where attention alone is; planned: of the ticks as they were planned; tick: the worst planned tick over its
 closed form; modelled: what the programs take if messages take no time. step: median, from a barrier to the end of the last
-rank. late: how much longer than its prices a rank slept. processor: of a core, a rank's whole processor time; exchanges: what
+rank. outstanding: micro-batches whose weight gradients may wait (1F1B, zero bubble: of as many as stages). late: how much longer than its prices a rank slept. processor: of a core, a rank's whole processor time; exchanges: what
 of it the same sleeps do not take if nothing is sent; of the rank with most. Our arm is played twice a round (A/A). {rounds} rounds of ours; of the other arms {shown_rounds}, and {contest_rounds} where they
 are compared."""
 
 OURS, AGAIN, EVEN = "aligned, whole even", "aligned, whole even, again", "aligned, attention even"
 HOME = ("1F1B, pairs", "1F1B, single nano-batches")
+# Paced: weight gradients may wait.
+WAITS, WAITS_AGAIN, MIXED = "aligned, 2 outstanding", "aligned, 2 outstanding, again", "mixed, 2 outstanding"
+ZERO_BUBBLE = "1F1B, zero bubble"
+PACED_ARMS = (WAITS, WAITS_AGAIN, "aligned, 1 outstanding", OURS, MIXED, "mixed", EVEN, ZERO_BUBBLE, *HOME)
 
 
 def seconds_of(rounds, arm):
@@ -45,10 +49,10 @@ def paced_setting(out, lines):
     arms = {arm["arm"]: arm for arm in of(lines, "arm")}
     facts = {key: setting[key] for key in ("stages", "replicas", "micro_batches", "attention_share")}
     out.say(f"\n## {setting['name']}")
-    ours, again = (seconds_of(rounds, arm) for arm in (OURS, AGAIN))
+    ours, again = (seconds_of(rounds, arm) for arm in (WAITS, WAITS_AGAIN))
     rows = []
-    for name in (OURS, AGAIN, EVEN, *HOME):
-        arm, played = arms[OURS if name == AGAIN else name], seconds_of(rounds, name)
+    for name in PACED_ARMS:
+        arm, played = arms[WAITS if name == WAITS_AGAIN else name], seconds_of(rounds, name)
         if not played:
             continue
         beside = [seconds for line, seconds in zip(rounds, ours) if name in line["arms"]]
@@ -59,22 +63,29 @@ def paced_setting(out, lines):
                     f"{100 * median(a['late_s'] for a in at) / median(played):.2f}|"
                     f"{100 * median(a['processor_share'] for a in at):.2f}")
     out.table("arm|rounds|least s|tick|planned s|modelled s|step s|/ busy|/ ours|late %|processor %", rows)
-    for name in (OURS, EVEN):
+    for name in (WAITS, EVEN):
         tick = out.judge_exact("tick", arms[name]["over_least"], **facts)
         if tick:
             out.say(f"{name}, worst tick over its closed form: {tick['reached']:.3f}, bar {tick['at_most']}: {tick['verdict']}")
-    share = median(line["arms"][arm]["exchange_share"] for line in rounds for arm in (OURS, AGAIN))
+    share = median(line["arms"][arm]["exchange_share"] for line in rounds for arm in (WAITS, WAITS_AGAIN))
     if found := out.judge_exact("exchange_share", share, **facts):
         out.say(f"ours, exchanges of a core: {100 * share:.2f} %, bar {100 * found['at_most']:.0f} %: {found['verdict']}")
-    planned = [arms[OURS]["planned_s"]] * len(ours)
+    planned = [arms[WAITS]["planned_s"]] * len(ours)
     figure = figure_of(quotient(planned, ours), quotient(planned, again), out.bar("played", **facts))
     # Sleeps are steadier than kernels: the bar says how many rounds decide.
     figure.least_rounds = out.entry("played", **facts).get("rounds", figure.least_rounds)
     out.say(judged(out, "ours, played over the sum of its planned ticks", figure))
+    for name in (WAITS, MIXED):
+        played = seconds_of(rounds, name)
+        busy = [arms[name]["busy_s"]] * len(played)
+        twice = [s * b / a for s, a, b in zip(played, ours, again)]  # as far from itself as ours is
+        figure = figure_of(quotient(busy, played), quotient(busy, twice), out.bar("busy", arm=name, **facts))
+        figure.least_rounds = out.entry("busy", arm=name, **facts).get("rounds", figure.least_rounds)
+        out.say(judged(out, f"{name}, step over the time for which ranks are busy", figure))
     if not setting["contest"]:
         return
     home = min(HOME, key=lambda name: median(seconds_of(rounds, name)))
-    for figure_name, rival in (("over_home", home), ("over_paper", EVEN)):
+    for figure_name, rival in (("over_home", home), ("over_zero_bubble", ZERO_BUBBLE), ("over_paper", EVEN)):
         theirs = seconds_of(rounds, rival)
         found = figure_of(quotient(theirs, ours), quotient(theirs, again), out.bar(figure_name, **facts))
         out.say(judged(out, f"{rival}, over ours", found, times=False))

@@ -40,7 +40,8 @@ void add_plan(CLI::App& app) {
   CLI::Option* step =
       number(*verb, "--step", asked->step, 1, int64_t{1} << 40, "Which step of the run");
   CLI::Option* compare =
-      verb->add_flag("--compare", asked->compare, "All schedulers, on the step's first nano-batch");
+      verb->add_flag("--compare", asked->compare,
+                     "All schedulers, on the step's first nano-batch; all orders of a pipeline");
   CLI::Option* program =
       verb->add_option("--program", asked->program,
                        "The operations of this rank's step (docs/program.md), once those of all "

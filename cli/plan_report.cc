@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "distca/base/error.h"
 #include "distca/base/text.h"
 #include "distca/config/run_grid.h"
+#include "distca/cost/speeds.h"
 #include "distca/forecast/batch_programs.h"
 #include "distca/plan/lower_bound.h"
 #include "distca/plan/pipeline/pipeline_time.h"
@@ -297,6 +299,35 @@ void print_ticks(const PipelineParts& parts, std::string_view overlap) {
       {"all", "", "", "", "", "", "", "", ms(exposed_ps), ms(planned_ps), ms(ideal_ps),
        fmt::format("{:.3f}", static_cast<double>(planned_ps) / static_cast<double>(ideal_ps))});
   fmt::print("{}\n", table.to_string());
+}
+
+void print_orders(const std::vector<OrderForecast>& orders, bool as_json) {
+  Json list = Json::array();
+  Table table({"pipeline_schedule", "outstanding", "step ms", "busy ms", "step / busy", "in flight",
+               "peak GiB"});
+  for (const OrderForecast& order : orders) {
+    const double over_busy = order.step_s / order.busy_s;
+    list.push_back({{"pipeline_schedule", order.schedule},
+                    {"outstanding_weight_gradients", order.outstanding},
+                    {"step_ms", 1e3 * order.step_s},
+                    {"busy_ms", 1e3 * order.busy_s},
+                    {"step_over_busy", over_busy},
+                    {"nano_batches_in_flight", order.nano_batches_in_flight},
+                    {"peak_bytes", std::llround(order.peak_bytes)}});
+    table.add_row({order.schedule, std::to_string(order.outstanding),
+                   fmt::format("{:.2f}", 1e3 * order.step_s),
+                   fmt::format("{:.2f}", 1e3 * order.busy_s), fmt::format("{:.3f}", over_busy),
+                   std::to_string(order.nano_batches_in_flight),
+                   fmt::format("{:.3f}", order.peak_bytes / 0x1p30)});
+  }
+  if (as_json) return fmt::print("{}", canonical_json({{"orders", std::move(list)}}));
+  fmt::print(
+      "Times are those of matrix products and core attention at {} TFLOP/s, if messages take "
+      "none.\n"
+      "outstanding: parallel.outstanding_weight_gradients; in flight: nano-batches, and peak: "
+      "memory\n"
+      "of tensors, each of the rank with most\n\n{}\n",
+      kAssumedTflops, table.to_string());
 }
 
 void print_program_of(const Config& config, const BatchPlans& plans, int num_workers, int rank) {

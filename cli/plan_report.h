@@ -7,6 +7,7 @@
 #include "cli/plan_file.h"
 #include "distca/base/json.h"
 #include "distca/config/config.h"
+#include "distca/forecast/pipeline_orders.h"
 #include "distca/forecast/plan_request.h"
 #include "distca/plan/choose_tolerance.h"
 #include "distca/program/pipeline_parts.h"
@@ -19,6 +20,8 @@ void print_report(const Planned& planned);
 /// Prints a row, or the figures as JSON, for each scheduler on this nano-batch and cluster. A
 /// scheduler that refuses has a row, too.
 void print_comparison(const PlanRequest& request, bool as_json);
+/// Prints a row, or the figures as JSON, for each order in which a pipeline may be played.
+void print_orders(const std::vector<OrderForecast>& orders, bool as_json);
 /// Prints a row for each tick of a pipeline whose ticks are planned together, forward and backward.
 void print_ticks(const PipelineParts& parts, std::string_view overlap);
 /// Builds the programs of all ranks for the training step that has these plans, checks them

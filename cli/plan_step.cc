@@ -147,13 +147,17 @@ void print_step(const PlanArguments& asked) {
                   "--step {}: the run has train.steps = {}", asked.step, config.train.steps);
   const Step step = step_of(config, asked);
   const bool is_pipeline = run_grid(config, step.workers).is_pipeline();
-  DISTCA_THROW_IF(is_pipeline && (asked.compare || asked.json || !asked.out.empty()),
+  DISTCA_THROW_IF(is_pipeline && ((asked.json && !asked.compare) || !asked.out.empty()),
                   ErrorKind::kUsage,
-                  "--compare, --json and --out are about plans of nano-batches, and a pipeline "
-                  "plans ticks: leave them out");
+                  "--json and --out are about plans of nano-batches, and a pipeline plans ticks: "
+                  "leave them out");
   check_sizes_of(config, step);
   if (asked.compare) {
     const bool as_json = asked.json || asked.summary_json;
+    if (is_pipeline) {
+      if (!as_json) fmt::print("Step {}\n{}", asked.step, step.notes);
+      return print_orders(compare_orders(config, step.batch, step.workers), as_json);
+    }
     if (!as_json) fmt::print("Nano-batch 1 of step {}\n{}", asked.step, step.notes);
     return print_comparison(plan_request(config, step.batch.front().nano_batch, step.workers),
                             as_json);

@@ -231,7 +231,7 @@ std::vector<BadInput> bad_pipeline_plans() {
   return {
       {kPlan + two + "--json", "a pipeline plans ticks: leave them out"},
       {kPlan + two + "--out new.json", "a pipeline plans ticks: leave them out"},
-      {kPlan + two + "--compare", "a pipeline plans ticks: leave them out"},
+      {kPlan + two + "--compare --out new.json", "--compare excludes --out"},
       {kPlan + two + "--workers 3", "3 workers cannot be divided over the stages"},
       {kPlan + two + "model.num_hidden_layers=1", "every stage needs one"},
       {kPlan + two + "--program 4", "--program 4: the run has ranks 0 to 3"},

@@ -173,8 +173,11 @@ std::vector<BadInput> bad_configs() {
        "parallel.pipeline_layers = 1,a: not whole numbers, as 60,40,100"},
       {two + "parallel.pipeline_model_parallel_size=2 parallel.pipeline_layers=1,3",
        "parallel.pipeline_layers = 1,3: the model has 2 layers"},
-      {two + "parallel.pipeline_model_parallel_size=2 parallel.pipeline_schedule=mixed",
-       "parallel.pipeline_schedule = \"mixed\": must be one of aligned, 1f1b"},
+      {two + "parallel.pipeline_model_parallel_size=2 parallel.pipeline_schedule=mixd",
+       "parallel.pipeline_schedule = \"mixd\": must be one of aligned, mixed, 1f1b; did you mean "
+       "mixed?"},
+      {two + "parallel.pipeline_model_parallel_size=2 parallel.outstanding_weight_gradients=-1",
+       "parallel.outstanding_weight_gradients = -1: must be at least 0"},
       {two + "parallel.pipeline_model_parallel_size=2 exchange.keys=keep",
        "exchange.keys = keep with parallel.pipeline_model_parallel_size = 2: backward of a tick"},
       {two + "parallel.pipeline_model_parallel_size=2 plan.tolerance=auto",

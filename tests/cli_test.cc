@@ -343,6 +343,30 @@ TEST(Cli, plan_compares_all_schedulers) {
   EXPECT_GT(imbalance.at("local"), 1.8);
 }
 
+TEST(Cli, plan_compares_all_orders_of_a_pipeline) {
+  const auto compared = [](const std::string& more) {
+    return plan({"--compare", more, "parallel.pipeline_model_parallel_size=4",
+                 "model.num_hidden_layers=8", "batch.nano_batches=8", "model.hidden_size=8192",
+                 "model.intermediate_size=28672", "model.num_attention_heads=32",
+                 "model.num_key_value_heads=8", "model.head_dim=128"});
+  };
+  const std::string table = compared("parallel.outstanding_weight_gradients=3");
+  expect_narrow(table);
+  EXPECT_THAT(table, ContainsRegex("\nmixed +3 "));
+  std::map<std::pair<std::string, int>, Json> orders;
+  const Json all = Json::parse(compared("--json"));
+  for (const Json& row : all.at("orders"))
+    orders[{row.at("pipeline_schedule"), row.at("outstanding_weight_gradients")}] = row;
+  EXPECT_EQ(orders.size(), 9u);  // three schedules with 0, 1 and 2
+  const auto step_ms = [&](const char* schedule, int outstanding) {
+    return orders.at({schedule, outstanding}).at("step_ms").get<double>();
+  };
+  EXPECT_LT(step_ms("aligned", 2), step_ms("aligned", 0));
+  EXPECT_LT(step_ms("aligned", 0), step_ms("1f1b", 0));
+  for (const auto& [order, row] : orders)
+    EXPECT_EQ(row.at("nano_batches_in_flight"), order.first == "1f1b" ? 4 : 8) << order.first;
+}
+
 TEST(Cli, what_is_refused_is_a_row_and_a_line) {
   EXPECT_THAT(plan({"--compare", "plan.max_tokens_per_worker=140000"}),
               AllOf(ContainsRegex("\nwlb refused\n"), ContainsRegex("\nlocal +sequential "),

@@ -35,7 +35,8 @@ struct Mode {
   Overlap overlap;
 };
 constexpr std::array<Size, 3> kSizes{{{2, 1}, {3, 1}, {2, 2}}};
-constexpr std::array<Mode, 4> kModes{{{"aligned_ping_pong", Order::kAligned, Overlap::kPingPong},
+constexpr std::array<Mode, 5> kModes{{{"aligned_ping_pong", Order::kAligned, Overlap::kPingPong},
+                                      {"mixed_ping_pong", Order::kMixed, Overlap::kPingPong},
                                       {"aligned_within", Order::kAligned, Overlap::kWithin},
                                       {"aligned_none", Order::kAligned, Overlap::kNone},
                                       {"at_home", Order::kAtHome, Overlap::kPingPong}}};
@@ -51,24 +52,26 @@ struct Case {
   ScalarType type = ScalarType::kFloat32;
   int nano_batches = 1;
   bool uneven = false, zero = false, dedicated = false, tied = false;
+  int outstanding = 0;
 
   std::string name() const {
-    return fmt::format("{}x{}_{}_{}_{}_{}_nanos{}{}{}{}", size.stages, size.replicas, mode.name,
-                       kRecomputeNames[static_cast<size_t>(recompute)], short_name(type),
+    return fmt::format("{}x{}_{}_{}_{}_{}_nanos{}{}{}{}_{}_wait", size.stages, size.replicas,
+                       mode.name, kRecomputeNames[static_cast<size_t>(recompute)], short_name(type),
                        nano_batches, uneven ? "_uneven" : "", zero ? "_zero" : "",
-                       dedicated ? "_dedicated" : "", tied ? "_tied" : "");
+                       dedicated ? "_dedicated" : "", tied ? "_tied" : "", outstanding);
   }
 };
 std::string case_name(const ::testing::TestParamInfo<Case>& info) { return info.param.name(); }
 
 PipelineRun run_of(const Case& c) {
-  PipelineRun what{
-      .layers = std::vector<int64_t>(c.size.stages, 2),
-      .replicas = c.size.replicas,
-      .dedicated = c.dedicated && c.mode.order != Order::kAtHome ? 1 : 0,
-      .order = c.mode.order,
-      .options = {
-          .overlap = c.mode.overlap, .recompute = c.recompute, .distributed_optimizer = c.zero}};
+  PipelineRun what{.layers = std::vector<int64_t>(c.size.stages, 2),
+                   .replicas = c.size.replicas,
+                   .dedicated = c.dedicated && c.mode.order != Order::kAtHome ? 1 : 0,
+                   .order = c.mode.order,
+                   .options = {.overlap = c.mode.overlap,
+                               .recompute = c.recompute,
+                               .distributed_optimizer = c.zero},
+                   .outstanding = c.outstanding};
   if (c.uneven) what.layers[c.size.stages - 2] = 3;
   // Some ranks have more rows than kFull computes again at a time, and others fewer.
   for (int64_t n = 0; n < c.nano_batches; ++n)
@@ -100,6 +103,7 @@ Config config_of(const PipelineRun& what) {
   config.parallel.pipeline_model_parallel_size = what.stages();
   config.parallel.pipeline_layers.assign(what.layers.begin(), what.layers.end());
   config.parallel.pipeline_schedule = what.order;
+  config.parallel.outstanding_weight_gradients = what.outstanding;
   config.parallel.use_distributed_optimizer = what.options.distributed_optimizer;
   return config;
 }
@@ -149,7 +153,7 @@ std::vector<Case> cases() {
   std::vector<Case> cases;
   for (const std::vector<int>& row :
        covering_pairs({std::size(kSizes), std::size(kModes), std::size(kRecomputes),
-                       std::size(kTypes), std::size(kNanoBatches), 2, 2, 2, 2})) {
+                       std::size(kTypes), std::size(kNanoBatches), 2, 2, 2, 2, 3})) {
     cases.push_back({.size = kSizes[row[0]],
                      .mode = kModes[row[1]],
                      .recompute = kRecomputes[row[2]],
@@ -158,7 +162,8 @@ std::vector<Case> cases() {
                      .uneven = row[5] == 1,
                      .zero = row[6] == 1,
                      .dedicated = row[7] == 1,
-                     .tied = row[8] == 1});
+                     .tied = row[8] == 1,
+                     .outstanding = row[9]});
   }
   return cases;
 }

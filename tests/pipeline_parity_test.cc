@@ -56,10 +56,11 @@ constexpr std::array<const char*, 3> kLayersNames{"even", "more_before_the_last"
 constexpr std::array<const char*, 3> kRecomputeNames{"kept", "selective", "full"};
 constexpr std::array kRecomputes{Recompute::kNone, Recompute::kSelective, Recompute::kFull};
 
-/// A case: an index into each list of values, and 0 or 1 for the last three.
+/// A case: an index into each list of values, 0 or 1 for zero, tied and gqa, and how many
+/// micro-batches may wait for their weight gradients.
 struct Case {
   int size = 0, planner = 0, micro_batches = 0, placement = 0, documents = 0, overlap = 0,
-      recompute = 0, layers = 0, zero = 0, tied = 0, gqa = 0;
+      recompute = 0, layers = 0, zero = 0, tied = 0, gqa = 0, outstanding = 0;
 
   static std::vector<int> sizes() {
     return {std::size(kSizes),
@@ -72,11 +73,12 @@ struct Case {
             std::size(kLayersNames),
             2,
             2,
-            2};
+            2,
+            3};
   }
   static Case of(const std::vector<int>& row) {
-    return {row[0], row[1], row[2], row[3], row[4], row[5],
-            row[6], row[7], row[8], row[9], row[10]};
+    return {row[0], row[1], row[2], row[3], row[4],  row[5],
+            row[6], row[7], row[8], row[9], row[10], row[11]};
   }
   const Size& grid() const { return kSizes[size]; }
   /// In ping-pong, where stages share attention, a micro-batch has two nano-batches.
@@ -91,11 +93,11 @@ struct Case {
 std::string name_of(const Case& c) {
   std::string overlap(overlap_name(kOverlaps[c.overlap].overlap));
   std::ranges::replace(overlap, '-', '_');
-  return fmt::format("{}x{}_{}_{}_micro_{}_{}_{}_{}_{}_{}{}{}", c.grid().stages, c.grid().replicas,
-                     kPlanners[c.planner], kMicroBatches[c.micro_batches],
+  return fmt::format("{}x{}_{}_{}_micro_{}_{}_{}_{}_{}_{}{}{}_{}_wait", c.grid().stages,
+                     c.grid().replicas, kPlanners[c.planner], kMicroBatches[c.micro_batches],
                      kDocumentsNames[c.documents], overlap, kPlacements[c.placement].name,
                      kRecomputeNames[c.recompute], kLayersNames[c.layers], c.gqa ? "GQA" : "MHA",
-                     c.tied ? "_tied" : "", c.zero ? "_zero" : "");
+                     c.tied ? "_tied" : "", c.zero ? "_zero" : "", c.outstanding);
 }
 
 std::vector<Case> cases(int strength) {
@@ -139,7 +141,8 @@ PipelineRun run_of(const Case& c) {
                             .spread = by.spread},
                    .options = {.overlap = kOverlaps[c.overlap].overlap,
                                .recompute = kRecomputes[c.recompute],
-                               .distributed_optimizer = c.zero == 1}};
+                               .distributed_optimizer = c.zero == 1},
+                   .outstanding = c.outstanding};
   const int64_t layers = std::accumulate(what.layers.begin(), what.layers.end(), int64_t{0});
   what.model = small_llama(c.gqa ? 2 : 4, ScalarType::kFloat64, layers);
   what.model.tie_word_embeddings = c.tied == 1;
@@ -215,7 +218,8 @@ std::vector<int> values_of(const Case& c) {
           c.layers,
           c.zero,
           c.tied,
-          c.gqa};
+          c.gqa,
+          c.outstanding};
 }
 
 TEST(pipeline_parity, the_full_suite_has_every_triple_of_values_that_can_be) {

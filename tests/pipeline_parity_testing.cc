@@ -83,6 +83,11 @@ class PipelineInputs {
       request.homes.push_back(
           make_layout({nano, Cluster::in_place(what.replicas), request.shape, request.options}));
     }
+    request.outstanding_weight_gradients = what.outstanding;
+    // Without speeds, nothing would wait. Core attention of the documents of most cases is 40 %.
+    constexpr RankSpeed kSpeed{.linear_ps_per_token = 3'000'000,
+                               .attention_ps_per_kload = 9'000'000};
+    if (what.outstanding > 0) request.speeds.assign(request.grid.num_ranks(), kSpeed);
     return step;
   }
 

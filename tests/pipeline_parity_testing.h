@@ -25,6 +25,7 @@ struct PipelineRun {
   testing::Order order = testing::Order::kAligned;
   PlanOptions plan = {};  // options of the homes' layouts and of the pools of all ticks
   StepOptions options = {};
+  int outstanding = 0;    // micro-batches whose weight gradients may wait
   bool evaluate = false;  // forward and loss only
   /// The file for a trace. If it is set, three steps are played instead of one, and the last two
   /// are traced.

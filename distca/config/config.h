@@ -116,6 +116,7 @@ struct Config {
     /// (cost/stage_layers.h).
     std::vector<int64_t> pipeline_layers;
     PipelineSchedule pipeline_schedule = PipelineSchedule::kAligned;
+    int64_t outstanding_weight_gradients = 1;
     bool use_distributed_optimizer = false;
     bool overlap_grad_reduce = true;
     double bucket_mb = 0;

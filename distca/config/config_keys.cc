@@ -236,11 +236,15 @@ std::vector<ConfigKey> config_keys(Config& c) {
        kMostRanks},
       {"parallel.pipeline_layers", &c.parallel.pipeline_layers, kBits, "",
        "layers of each stage, as [8, 8, 8, 6]; empty: even work, the head counted", 1},
-      choice<PipelineSchedule>(
-          "parallel.pipeline_schedule", &c.parallel.pipeline_schedule, kBits,
-          "aligned: all stages play the same pass in a tick, and core attention is pooled; 1f1b: "
-          "each stage computes its own",
-          {{"aligned", PipelineSchedule::kAligned}, {"1f1b", PipelineSchedule::kAtHome}}),
+      choice("parallel.pipeline_schedule", &c.parallel.pipeline_schedule, kBits,
+             with_summaries("the order in which stages play micro-batches", kPipelineSchedules),
+             words_of(kPipelineSchedules, &PipelineScheduleName::schedule)),
+      {"parallel.outstanding_weight_gradients", &c.parallel.outstanding_weight_gradients, kBits,
+       "micro-batches",
+       "in a pipeline, of how many a stage may leave the gradients by matrices for ticks in which "
+       "it "
+       "would wait; they take memory; 0: none",
+       0, 64},
       {"parallel.use_distributed_optimizer", &c.parallel.use_distributed_optimizer, kFree, "",
        "ZeRO-1: each worker keeps AdamW's moments, and main params that are wider than the model's "
        "type, "

@@ -42,7 +42,8 @@ std::vector<Server> servers_of(std::span<const RankWork> ranks, BalanceTarget ba
 
 double linear_ps(const RankWork& work) {
   return static_cast<double>(work.layers_ps_per_token + work.ends_ps_per_token) *
-         static_cast<double>(work.tokens);
+             static_cast<double>(work.tokens) +
+         static_cast<double>(work.other_ps);
 }
 
 double attention_ps(const RankWork& work, int64_t load) {

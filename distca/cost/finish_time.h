@@ -29,7 +29,7 @@ int64_t least_ps(std::span<const RankWork> ranks, BalanceTarget balance_target, 
 /// takes longer.
 int64_t load_within(std::span<const RankWork> ranks, BalanceTarget balance_target, int64_t ps);
 
-/// A rank's time for the linear work of its own tokens, and for this load.
+/// A rank's time for its linear work, and for this load.
 double linear_ps(const RankWork& work);
 double attention_ps(const RankWork& work, int64_t load);
 

@@ -29,6 +29,10 @@ TEST(FinishTime, of_ranks_that_differ_by_hand) {
   EXPECT_EQ(load_within(ranks, BalanceTarget::kAttention, 3000), 0);
   ranks[2].serves = false;
   EXPECT_EQ(least_ps(ranks, BalanceTarget::kWhole, 3000), 5000);
+  // Other linear work makes the first as late as it would be with 6 tokens.
+  ranks[0].other_ps = 2000;
+  EXPECT_EQ(linear_ps(ranks[0]), 6000);
+  EXPECT_EQ(least_ps(ranks, BalanceTarget::kWhole, 0), 6000);
 }
 
 TEST(FinishTime, of_equal_ranks_is_the_closed_form) {

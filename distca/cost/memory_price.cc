@@ -24,4 +24,12 @@ MemoryPrice llama_memory(const ModelShape& layers, Recompute recompute, bool key
           .kept_key_bytes = layers.num_layers * shape.kv_token_bytes()};
 }
 
+int64_t left_token_bytes(const ModelShape& layers) {
+  const AttentionShape& shape = layers.attention;
+  const int64_t rows = (4 * layers.hidden_size + 3 * layers.intermediate_size) *
+                       static_cast<int64_t>(shape.element_bytes());
+  return layers.num_layers *
+         (rows + shape.q_token_bytes() + shape.o_token_bytes() + shape.kv_token_bytes());
+}
+
 }  // namespace distca

@@ -53,4 +53,8 @@ struct ModelShape {
 MemoryPrice llama_memory(const ModelShape& layers, Recompute recompute = Recompute::kNone,
                          bool keys_travel_again = false);
 
+/// Bytes of one token at home, over all layers, that are kept from backward until its weight
+/// gradients are computed, where these wait: rows and gradients that their products read.
+int64_t left_token_bytes(const ModelShape& layers);
+
 }  // namespace distca

@@ -25,6 +25,9 @@ TEST(MemoryPrice, of_a_small_llama_counted_by_hand) {
   EXPECT_EQ(llama_memory(layers, Recompute::kFull).token_bytes, 2 * (100 + o + 6) * 4);
   EXPECT_EQ(llama_memory(layers, Recompute::kFull, /*keys_travel_again=*/true).token_bytes,
             2 * (100 + qkv + o + 6) * 4);
+  // Gradients by the output and by the projection of O, both norms' rows; the MLP's product and the
+  // gradients by its gate and up; O; the gradients by Q, K, V.
+  EXPECT_EQ(left_token_bytes(layers), 2 * (4 * 100 + 3 * 300 + o + qkv) * 4);
   layers.has_qk_norm = true;  // its inputs and factors
   const int64_t normed = 6 * 16 + 3 * 16 + 6 + 3;
   EXPECT_EQ(llama_memory(layers, Recompute::kSelective).token_bytes,

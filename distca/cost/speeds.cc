@@ -175,7 +175,8 @@ std::vector<int64_t> even_capacities(std::span<const RankWork> ranks, BalanceTar
     const Wide layers_ps = product_ps(
         work.layers_ps_per_token > 0 ? work.layers_ps_per_token : usual_layers, work.tokens, 1);
     const int64_t ends_ps = product_ps(work.ends_ps_per_token, work.tokens, 1);
-    pool.linear_ps[rank] = static_cast<int64_t>(std::min(layers_ps + ends_ps, Wide{kMostPs}));
+    pool.linear_ps[rank] =
+        static_cast<int64_t>(std::min(layers_ps + ends_ps + work.other_ps, Wide{kMostPs}));
   }
   pool.load_ps = product_ps(load, fastest, 1000);
   const Wide finish = whole ? finish_ps(pool) : 1;

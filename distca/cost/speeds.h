@@ -69,6 +69,7 @@ struct RankWork {
   int64_t tokens = 0;
   int64_t layers_ps_per_token = 0;     // linear work of the rank's layers; 0 if unknown
   int64_t ends_ps_per_token = 0;       // embedding, head and loss, on ranks that have them
+  int64_t other_ps = 0;                // linear work for other tokens than these
   int64_t attention_ps_per_kload = 0;  // for a thousand units of load; 0 if unknown
   bool serves = true;                  // false if it gets no load
 };

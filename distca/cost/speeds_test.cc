@@ -76,6 +76,17 @@ TEST(EvenCapacities, of_whole_layers_count_linear_work_by_hand) {
       ElementsAre(2, 5, 8));
 }
 
+TEST(EvenCapacities, count_other_linear_work_as_that_of_tokens) {
+  std::vector<RankWork> ranks(
+      2, {.tokens = 10, .layers_ps_per_token = 100, .attention_ps_per_kload = 1000});
+  ranks[1].tokens = 15;
+  const std::vector<int64_t> of_tokens = even_capacities(ranks, BalanceTarget::kWhole, 5000);
+  ranks[1].tokens = 10;
+  EXPECT_NE(even_capacities(ranks, BalanceTarget::kWhole, 5000), of_tokens);
+  ranks[1].other_ps = 500;
+  EXPECT_EQ(even_capacities(ranks, BalanceTarget::kWhole, 5000), of_tokens);
+}
+
 TEST(EvenCapacities, of_ranks_with_other_tokens_and_layers_count_each_ones_own) {
   // Attention of all load takes 1e9 ps on one rank. Linear work: 0.2e9 of layers; 0.2e9 of twice as
   // many tokens in half as many layers, and 0.2e9 of the head; none (no nano-batch in this time).

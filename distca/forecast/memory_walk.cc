@@ -7,6 +7,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
+#include "distca/forecast/memory_ledger.h"
 #include "distca/forecast/step_program.h"
 #include "distca/runtime/attention_memory.h"
 
@@ -14,66 +15,6 @@ namespace distca {
 namespace {
 
 using enum MemoryPart;
-
-/// The bytes that a rank holds now, and the most that it has held.
-class Ledger {
- public:
-  void begin(std::string operation) { operation_ = std::move(operation); }
-  void take(MemoryPart part, double bytes) {
-    now_.at(part) += bytes;
-    if (const double total = now_.total(); total > most_) {
-      most_ = total;
-      peak_ = now_;
-      peak_.where = operation_;
-    }
-    const double passing = now_.of(kLogits) + now_.of(kPhase);
-    most_passing_ = std::max(most_passing_, passing);
-  }
-  void give(MemoryPart part, double bytes) { now_.at(part) -= bytes; }
-  /// Takes what is given back before anything else is taken.
-  void pass(MemoryPart part, double bytes) {
-    take(part, bytes);
-    give(part, bytes);
-  }
-  PeakMemory peak() const {
-    PeakMemory peak = peak_;
-    peak.most_passing = most_passing_;
-    return peak;
-  }
-
- private:
-  PeakMemory now_, peak_;
-  double most_ = -1, most_passing_ = 0;
-  std::string operation_;
-};
-
-/// Bytes of what one row (token) has in a layer. Letters as in model/llama.h.
-struct RowBytes {
-  explicit RowBytes(const LlamaConfig& model)
-      : type(static_cast<double>(element_bytes(model.dtype))),
-        wide(main_param_bytes(model)),
-        hidden(static_cast<double>(model.hidden_size) * type),
-        inner(static_cast<double>(model.intermediate_size) * type),
-        q(static_cast<double>(model.num_attention_heads * model.head_dim) * type),
-        k(static_cast<double>(model.num_key_value_heads * model.head_dim) * type),
-        head(static_cast<double>(model.num_attention_heads) * wide),
-        normed(model.has_qk_norm() ? q + k +
-                                         static_cast<double>(model.num_attention_heads +
-                                                             model.num_key_value_heads) *
-                                             wide
-                                   : 0),
-        rope(2 * static_cast<double>(model.head_dim) * wide) {}
-
-  double type, wide;  // an element of phases, and one of norms, sums, logits
-  double hidden;      // C
-  double inner;       // the MLP's
-  double q, k;        // also O; also V
-  double head;        // LSE or delta
-  double normed;      // inputs and factors that a norm of Q and K keeps
-  double rope;
-  double qkv() const { return q + 2 * k; }
-  bool converts() const { return type != wide; }
-};
 
 /// Plays one rank's program on paper. The names of its methods are those of NanoPhases and
 /// StepAttention; what each takes and gives back stands in their order.
@@ -141,9 +82,11 @@ class Walk {
       case OpKind::kEmbed:
         return forward ? embed(nano) : embed_backward(nano);
       case OpKind::kPreAttention:
-        return forward ? pre_attention(nano) : pre_attention_backward(nano);
+        return forward ? pre_attention(nano) : pre_attention_backward(nano, op.leaves_weights);
       case OpKind::kPostAttention:
-        return forward ? post_attention(nano) : post_attention_backward(nano);
+        return forward ? post_attention(nano) : post_attention_backward(nano, op.leaves_weights);
+      case OpKind::kWeightGradient:
+        return weight_gradient(nano);
       case OpKind::kLoss:
         return forward ? loss(nano) : void();
       case OpKind::kP2p:
@@ -178,8 +121,8 @@ class Walk {
   }
 
   /// The gradient by a matrix, which is added to .grad at once; in its type, where that is another.
-  void add_gradient(double bytes) {
-    ledger_.pass(kPhase, bytes * (row_.converts() ? 1 + row_.wide / row_.type : 1));
+  void add_gradient(double bytes, bool leaves = false) {
+    if (!leaves) ledger_.pass(kPhase, bytes * (row_.converts() ? 1 + row_.wide / row_.type : 1));
   }
 
   void embed(const Nano& nano) { begin(nano); }
@@ -301,8 +244,9 @@ class Walk {
   }
 
   /// Backward of what post-attention has kept of some rows in `part`. Leaves the gradients by x and
-  /// by O in kPhase.
-  void post_rows_backward(double rows, bool keeps, MemoryPart part) {
+  /// by O in kPhase. Where weight gradients are left, what their products read stays.
+  void post_rows_backward(double rows, bool keeps, MemoryPart part, bool leaves) {
+    if (leaves) return post_rows_leave(rows, keeps, part);
     // down(silu(gate) * up): the gradient by gate takes the place of the product
     if (!keeps) ledger_.take(kPhase, rows * row_.inner);
     add_gradient(mlp_matrix());
@@ -323,6 +267,22 @@ class Walk {
     add_gradient(q_matrix());
     ledger_.take(kPhase, rows * row_.q);
   }
+  void post_rows_leave(double rows, bool keeps, MemoryPart part) {
+    // The product, or the product computed again, and the gradients by gate and by up.
+    const double inner = rows * row_.inner, hidden = rows * row_.hidden;
+    if (!keeps) ledger_.take(kActivations, inner);
+    ledger_.take(kActivations, 2 * inner);
+    ledger_.give(part, 2 * inner);
+    if (!keeps) ledger_.take(kActivations, hidden);
+    if (keeps && part != kActivations) {  // that of a chunk stays with what is left
+      ledger_.give(part, inner + hidden);
+      ledger_.take(kActivations, inner + hidden);
+    }
+    ledger_.take(kPhase, hidden);
+    ledger_.pass(kPhase, norm_weight_gradients(rows));
+    ledger_.give(part, rows * (row_.wide + row_.hidden));
+    ledger_.take(kPhase, rows * row_.q);
+  }
   /// A row for each block of rows.
   double norm_weight_gradients(double rows) const {
     constexpr double kBlockElements = 1 << 15;
@@ -331,26 +291,31 @@ class Walk {
   }
 
   /// With the forward of these rows before it, but for its last product.
-  void post_chunk_backward(double rows) {
+  void post_chunk_backward(double rows, bool leaves) {
     ledger_.take(kPhase, rows * post_kept(true));
-    post_rows_backward(rows, true, kPhase);
+    post_rows_backward(rows, true, kPhase, leaves);
     ledger_.give(kPhase, rows * (row_.hidden + row_.q));
+    if (leaves) ledger_.take(kActivations, rows * row_.hidden);  // the gradient by O's projection
   }
 
-  void post_attention_backward(const Nano& nano) {
+  void post_attention_backward(const Nano& nano, bool leaves) {
     const double d_x_d_o = nano.tokens * (row_.hidden + row_.q);
     if (full()) {
       const double first = chunk_of(nano);
-      post_chunk_backward(first);
-      ledger_.take(kActivations, d_x_d_o);  // gradients of all tokens, once a chunk is done
-      if (has_chunks(nano)) post_chunk_backward(std::min(first, nano.tokens - first));
-      ledger_.give(kActivations, nano.tokens * row_.hidden);  // the gradient by y
+      post_chunk_backward(first, leaves);
+      // Gradients of all tokens, once a chunk is done.
+      ledger_.take(kActivations, has_chunks(nano) || !leaves ? d_x_d_o : nano.tokens * row_.q);
+      for (double done = first; has_chunks(nano) && done < nano.tokens; done += first) {
+        post_chunk_backward(std::min(first, nano.tokens - done), leaves);
+        if (!leaves) break;  // all others take as much
+      }
+      if (!leaves) ledger_.give(kActivations, nano.tokens * row_.hidden);  // the gradient by y
       if (!nano.keys_travel_again) set_qkv_again(nano);
     } else {
-      post_rows_backward(nano.tokens, keeps_products(), kActivations);
+      post_rows_backward(nano.tokens, keeps_products(), kActivations, leaves);
       ledger_.give(kPhase, d_x_d_o);
       ledger_.take(kActivations, d_x_d_o);
-      ledger_.give(kActivations, nano.tokens * row_.hidden);  // the gradient by y
+      if (!leaves) ledger_.give(kActivations, nano.tokens * row_.hidden);  // the gradient by y
     }
     // delta
     const double wide = nano.tokens * row_.q / row_.type * row_.wide;
@@ -366,18 +331,23 @@ class Walk {
     ledger_.take(kActivations, nano.tokens * (row_.wide + row_.qkv() + row_.normed));
   }
 
-  void pre_attention_backward(Nano& nano) {
+  void pre_attention_backward(Nano& nano, bool leaves) {
     nano.has_sums = false;
     // Phases take the sums in their own type: in new tensors if the sums have another type.
     const double gradients = nano.tokens * row_.qkv();
     if (row_.converts()) ledger_.take(kPhase, gradients);
-    ledger_.give(kActivations, nano.tokens * (sums() + 2 * row_.q + 2 * row_.head));
+    // O stays where it is left for its projection.
+    ledger_.give(kActivations, nano.tokens * (sums() + (leaves ? 1 : 2) * row_.q + 2 * row_.head));
     if (!row_.converts()) ledger_.take(kPhase, gradients);
     ledger_.give(kActivations, nano.tokens * row_.qkv());
     const double rows = full() ? chunk_of(nano) : nano.tokens;
     const bool again = full() && nano.keys_travel_again, keeps = keeps_products();
-    if (again) pre_attention_of(rows, false, kPhase);
+    if (again) {  // Q, K and V themselves are not needed
+      pre_attention_of(rows, false, kPhase);
+      ledger_.give(kPhase, rows * row_.qkv());
+    }
     const double rotated = rows * (row_.q + row_.k);
+    if (leaves) return pre_attention_leave(nano, rows, keeps, again);
     ledger_.take(kPhase, rotated + (keeps ? 0 : rows * row_.hidden));
     add_gradient(std::max(q_matrix(), k_matrix()));
     if (!keeps) ledger_.give(kPhase, rows * row_.hidden);
@@ -385,7 +355,7 @@ class Walk {
     ledger_.pass(kPhase, norm_weight_gradients(rows));
     ledger_.give(kPhase, rotated + rows * row_.hidden);
     if (again) {
-      ledger_.give(kPhase, rows * (row_.qkv() + row_.normed + row_.wide));
+      ledger_.give(kPhase, rows * (row_.normed + row_.wide));
     } else {
       ledger_.give(kActivations,
                    nano.tokens * (row_.normed + row_.wide + (keeps ? row_.hidden : 0)));
@@ -393,6 +363,35 @@ class Walk {
     ledger_.give(kActivations, nano.tokens * row_.hidden);  // x
     ledger_.give(kPhase, gradients);
   }
+
+  /// The rest of it where weight gradients are left: the rows that were read and the gradients by
+  /// Q, K and V stay, and of the input's gradient also the part that post-attention has made.
+  void pre_attention_leave(const Nano& nano, double rows, bool keeps, bool again) {
+    const double tokens = nano.tokens;
+    ledger_.take(kActivations, tokens * (row_.q + row_.k + (keeps ? 0 : row_.hidden)));
+    ledger_.take(kPhase, rows * row_.hidden);
+    ledger_.pass(kPhase, norm_weight_gradients(rows));
+    if (!has_chunks(nano) || !full()) ledger_.take(kActivations, tokens * row_.hidden);
+    ledger_.give(kPhase, rows * row_.hidden);
+    if (again) {
+      ledger_.give(kPhase, rows * (row_.normed + row_.wide));
+    } else {
+      ledger_.give(kActivations, tokens * (row_.normed + row_.wide));
+    }
+    ledger_.give(kActivations, tokens * row_.hidden);  // x
+    ledger_.give(kPhase, tokens * row_.qkv());
+    ledger_.take(kActivations, tokens * row_.k);  // the gradient by V
+  }
+
+  /// Frees what was left, product by product; the largest matrix comes first.
+  void weight_gradient(const Nano& nano) {
+    add_gradient(mlp_matrix());
+    ledger_.give(kActivations, nano.tokens * left_bytes());
+  }
+  /// Bytes of a row that are left of a layer: the gradient by its output, what the MLP's three
+  /// products read, the rows of both norms, the gradient by the projection of O, O, the gradients
+  /// by Q, K and V.
+  double left_bytes() const { return 4 * row_.hidden + 3 * row_.inner + 2 * row_.q + 2 * row_.k; }
 
   void embed_backward(const Nano& nano) { take_gradient(nano); }
 

@@ -86,13 +86,20 @@ void check_activations(const Config& config, const RunGrid& run, const PipelineP
     const int64_t in_flight =
         std::min<int64_t>(int64_t{request.slots} * most_in_flight(parts.ticks(), stage),
                           std::ssize(request.nano_batches));
-    const double gib = static_cast<double>(in_flight * tokens * token_bytes) / 0x1p30;
+    const int64_t waiting =
+        parts.weight_gradients().empty()
+            ? 0
+            : std::min<int64_t>(int64_t{request.slots} * request.outstanding_weight_gradients,
+                                std::ssize(request.nano_batches));
+    const int64_t bytes = in_flight * token_bytes + waiting * left_token_bytes(model);
+    const double gib = static_cast<double>(tokens * bytes) / 0x1p30;
     DISTCA_THROW_IF(
         gib > config.plan.max_memory_gib, ErrorKind::kPlan,
         "plan.max_memory_gib = {}: a rank of stage {} would hold {:.3g} GiB of activations of {} "
-        "nano-batches in flight; use more workers, a smaller batch.nano_batch_tokens, "
-        "train.recompute = full or a larger cap",
-        config.plan.max_memory_gib, stage, gib, in_flight);
+        "nano-batches in flight and {} that wait for their weight gradients; use more workers, a "
+        "smaller batch.nano_batch_tokens or parallel.outstanding_weight_gradients, train.recompute "
+        "= full or a larger cap",
+        config.plan.max_memory_gib, stage, gib, in_flight, waiting);
   }
 }
 
@@ -126,6 +133,8 @@ std::shared_ptr<const PipelineParts> plan_pipeline(const Config& config, const B
   request.speeds = assumed_stage_speeds(config, run);
   request.ends = assumed_embedding_head_time(config, run, trains);
   request.recompute = config.train.recompute;
+  request.outstanding_weight_gradients =
+      static_cast<int>(config.parallel.outstanding_weight_gradients);
   request.in_place = config.servers.in_place;
   request.capacity = checked_capacities(config, run.grid.num_workers());
   check_stage_capacities(config, run, request.capacity);

@@ -63,6 +63,13 @@ struct Llama::PostAttention {
   at::Tensor product;          // [T, I] which `down` reads, where it is kept
 };
 
+struct Llama::LeftGradients {
+  struct Product {
+    at::Tensor parameter, d_y, rows;
+  };
+  std::vector<Product> products;
+};
+
 struct Llama::State {
   LlamaConfig config;
   Stage stage;
@@ -104,8 +111,11 @@ struct Llama::State {
   }
   PostAttention post_attention(int layer, const at::Tensor& x, const at::Tensor& o,
                                Keep keep) const;
-  void add_product(const Matrix& matrix, const at::Tensor& d_y, const at::Tensor& rows) const {
-    add(matrix.parameter, matrix_gradient(d_y, rows));
+  void add_product(const Matrix& matrix, const at::Tensor& d_y, const at::Tensor& rows,
+                   std::shared_ptr<LeftGradients>* left = nullptr) const {
+    if (left == nullptr) return add(matrix.parameter, matrix_gradient(d_y, rows));
+    if (*left == nullptr) *left = std::make_shared<LeftGradients>();
+    (*left)->products.push_back({.parameter = matrix.parameter, .d_y = d_y, .rows = rows});
   }
 };
 
@@ -274,7 +284,8 @@ void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::
 
 at::Tensor Llama::pre_attention_backward(int layer, const at::Tensor& x, const Rope& rope,
                                          const PreAttention& kept, const at::Tensor& d_q,
-                                         const at::Tensor& d_k, const at::Tensor& d_v) const {
+                                         const at::Tensor& d_k, const at::Tensor& d_v,
+                                         std::shared_ptr<LeftGradients>* left) const {
   const State& s = *state_;
   const LayerWeights& w = s.layer(layer);
   const auto unplaced = [&](const at::Tensor& d_y, const at::Tensor& norm, const at::Tensor& of,
@@ -292,7 +303,7 @@ at::Tensor Llama::pre_attention_backward(int layer, const at::Tensor& x, const R
     const at::Tensor h = kept.norm.again(x, w.input_norm, s.config.rms_norm_eps, s.compute);
     const Matrix* const matrices[] = {&w.q, &w.k, &w.v};
     for (size_t i = 0; i < d_rows.size(); ++i) {
-      s.add_product(*matrices[i], d_rows[i], h);
+      s.add_product(*matrices[i], d_rows[i], h, left);
       if (!w.biases.empty()) s.add(w.biases[i], bias_gradient(d_rows[i], s.main_param));
     }
   }
@@ -333,14 +344,16 @@ at::Tensor Llama::post_attention(int layer, const at::Tensor& x, const at::Tenso
   return y;
 }
 
-std::pair<at::Tensor, at::Tensor> Llama::post_attention_backward(int layer, const at::Tensor& o,
-                                                                 PostAttention& kept,
-                                                                 at::Tensor d_y) const {
+std::pair<at::Tensor, at::Tensor> Llama::post_attention_backward(
+    int layer, const at::Tensor& o, PostAttention& kept, at::Tensor d_y,
+    std::shared_ptr<LeftGradients>* left) const {
   const State& s = *state_;
   const LayerWeights& w = s.layer(layer);
   at::Tensor d_gate = kept.product.defined() ? std::exchange(kept.product, at::Tensor())
                                              : swiglu(kept.gate, kept.up);
-  s.add_product(w.down, d_y, d_gate);  // still the product, whose values are needed no more
+  s.add_product(w.down, d_y, d_gate, left);
+  // It is still the product, whose values are needed no more unless they are left for later.
+  if (left != nullptr) d_gate = at::empty_like(d_gate);
   at::Tensor d_up = d_y.mm(w.down.used);
   swiglu_backward(kept.gate, kept.up, d_gate, d_up);
   kept.gate.reset();
@@ -348,8 +361,8 @@ std::pair<at::Tensor, at::Tensor> Llama::post_attention_backward(int layer, cons
   {
     const at::Tensor h =
         kept.norm.again(kept.after_attention, w.post_norm, s.config.rms_norm_eps, s.compute);
-    s.add_product(w.gate, d_gate, h);
-    s.add_product(w.up, d_up, h);
+    s.add_product(w.gate, d_gate, h, left);
+    s.add_product(w.up, d_up, h, left);
     kept.norm.rows.reset();
   }
   auto [d_after, d_norm] = norm_linear_backward(kept.norm, kept.after_attention, w.post_norm,
@@ -360,9 +373,17 @@ std::pair<at::Tensor, at::Tensor> Llama::post_attention_backward(int layer, cons
   kept = {};
   d_after.add_(d_y);  // by the residual
   d_y.reset();
-  s.add_product(w.o, d_after, flat(o));
+  s.add_product(w.o, d_after, flat(o), left);
   at::Tensor d_o = d_after.mm(w.o.used).view(o.sizes());
   return {d_after, d_o};
+}
+
+void Llama::add_left(LeftGradients& left) const {
+  for (LeftGradients::Product& product : left.products) {
+    state_->add(product.parameter, matrix_gradient(product.d_y, product.rows));
+    product = {};
+  }
+  left.products.clear();
 }
 
 at::Tensor Llama::logits(const at::Tensor& x) const {

@@ -83,10 +83,16 @@ class Llama {
   void pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q, at::Tensor* k,
                      at::Tensor* v, Keep keep = {},
                      std::shared_ptr<PreAttention>* kept = nullptr) const;
-  /// The gradients by q, k, v -> that by x [T, C]. `x` and `rope` are those of forward.
+  /// The gradients by matrices that backward of phases has left for later: what their products
+  /// read, which is kept until they are added.
+  struct LeftGradients;
+  /// The gradients by q, k, v -> that by x [T, C]. `x` and `rope` are those of forward. Where
+  /// `left` is not null, gradients by matrices are left in what it points to, which is made if it
+  /// is null; otherwise they are added at once.
   at::Tensor pre_attention_backward(int layer, const at::Tensor& x, const Rope& rope,
                                     const PreAttention& kept, const at::Tensor& d_q,
-                                    const at::Tensor& d_k, const at::Tensor& d_v) const;
+                                    const at::Tensor& d_k, const at::Tensor& d_v,
+                                    std::shared_ptr<LeftGradients>* left = nullptr) const;
   /// x [T, C], which was the input of pre_attention, and o [T, H, D] -> the next layer's x [T, C].
   at::Tensor post_attention(int layer, const at::Tensor& x, const at::Tensor& o, Keep keep = {},
                             std::shared_ptr<PostAttention>* kept = nullptr) const;
@@ -94,10 +100,13 @@ class Llama {
   std::shared_ptr<PostAttention> post_attention_again(int layer, const at::Tensor& x,
                                                       const at::Tensor& o) const;
   /// The gradient by the result -> those by x, which this phase adds, and by `o`, that of forward.
-  /// Frees what was kept while it goes.
-  std::pair<at::Tensor, at::Tensor> post_attention_backward(int layer, const at::Tensor& o,
-                                                            PostAttention& kept,
-                                                            at::Tensor d_y) const;
+  /// Frees what was kept while it goes. `left` as in pre_attention_backward(); whoever passes it
+  /// must not write to `d_y` or the first result afterwards, which are among what is kept.
+  std::pair<at::Tensor, at::Tensor> post_attention_backward(
+      int layer, const at::Tensor& o, PostAttention& kept, at::Tensor d_y,
+      std::shared_ptr<LeftGradients>* left = nullptr) const;
+  /// Adds what was left, in the order in which it was left, and frees it.
+  void add_left(LeftGradients& left) const;
   /// x [T, C] of the last layer -> logits [T, V] in the main params' type.
   at::Tensor logits(const at::Tensor& x) const;
   /// x [T, C] of the last layer, targets [T] int64 (-100: no target) -> the sum of the cross

@@ -16,9 +16,11 @@ void play(ProgramBuilder& builder, std::span<const Visit> visits) {
       builder.core_attention(visit, step, TaskSet::kAll);
       builder.combine(visit, step);
       builder.end_layer(visit, turn);
+      builder.weight_gradients(visit, turn);
     }
   }
   for (const Visit& visit : visits) builder.end_visit(visit);
+  if (builder.layer_steps(visits.front()) == 0) builder.weight_gradients(visits.front(), 0);
 }
 
 }  // namespace

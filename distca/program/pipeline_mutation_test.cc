@@ -149,6 +149,24 @@ TEST(PipelineMutation, nothing_can_be_taken_from_small_pipelines) {
     }
   }
 }
+TEST(PipelineMutation, nothing_can_be_taken_from_weight_gradients_that_wait) {
+  for (const OverlapName& overlap : kOverlaps) {
+    for (const Order order : {Order::kAligned, Order::kMixed, Order::kAtHome}) {
+      for (const int outstanding : {1, 2}) {
+        const PipelineStyle style{.layers = {2, 1, 1},
+                                  .lengths = uneven_lengths(5),
+                                  .overlap = overlap.overlap,
+                                  .order = order,
+                                  .outstanding = outstanding,
+                                  .gradients = {.bucket_elements = 640}};
+        const auto is_one = [](const Op& op) { return op.kind == OpKind::kWeightGradient; };
+        for (const Program& program : pipeline_programs(style))
+          EXPECT_GT(std::ranges::count_if(program.ops, is_one), 0);
+        expect_all_found(style);
+      }
+    }
+  }
+}
 TEST(PipelineMutation, nothing_can_be_taken_from_ping_pong) {
   expect_all_found({.layers = {2, 1}, .lengths = uneven_lengths(5), .replicas = 1, .dedicated = 1});
 }

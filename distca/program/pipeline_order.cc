@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -61,10 +62,23 @@ std::vector<P2pOp> p2p_ops_of(const Works& ended, int stage) {
   return result;
 }
 
+/// The weight gradients of these nano-batches, in the order in which backward has left them.
+std::vector<WeightGradientOp> weight_gradients_of(std::span<const int> nano_batches,
+                                                  const Range& layers) {
+  std::vector<WeightGradientOp> all;
+  for (const int nano : nano_batches) {
+    for (int64_t layer = layers.end; layer-- > layers.begin;)
+      all.push_back({.nano_batch = nano, .layer = static_cast<int>(layer)});
+  }
+  return all;
+}
+
 class PooledOrder {
  public:
-  explicit PooledOrder(const PipelineShape& shape)
-      : shape_(shape), stages_(static_cast<int>(shape.layers.size())) {
+  PooledOrder(const PipelineShape& shape, const WeightGradients& weight_gradients)
+      : shape_(shape),
+        weight_gradients_(weight_gradients),
+        stages_(static_cast<int>(shape.layers.size())) {
     order_.visits.assign(stages_ + 1, std::vector<std::vector<Visit>>(shape.slots));
   }
 
@@ -100,6 +114,26 @@ class PooledOrder {
     for (const int64_t end : ends) {
       steps = {steps.end, end};
       add_steps(tick, slot, works, steps, starts_late && steps.begin == 0);
+      add_weight_gradients(tick, slot, steps, *ends.rbegin());
+    }
+  }
+
+  /// Adds those of these layer steps, of `all` that the tick has.
+  void add_weight_gradients(int tick, int slot, const Range& steps, int64_t all) {
+    if (weight_gradients_.empty()) return;
+    for (int stage = 0; stage < stages_; ++stage) {
+      const StageWeights& weights = weight_gradients_[tick][slot][stage];
+      std::vector<Visit>& visits = order_.visits[stage][slot];
+      for (size_t i = visits.size(); i-- > 0 && visits[i].tick == tick;)
+        visits[i].leaves_weights = weights.leaves && visits[i].pass == Pass::kBackward;
+      std::vector<WeightGradientOp> played =
+          weight_gradients_of(weights.plays, shape_.layers[stage]);
+      for (int64_t i = 0; i < std::ssize(played); ++i) {
+        const int64_t step = i * all / std::ssize(played);
+        if (step < steps.begin || step >= steps.end) continue;
+        played[i].turn = static_cast<int>(step - steps.begin);
+        visits.back().weight_gradients.push_back(played[i]);
+      }
     }
   }
 
@@ -158,6 +192,7 @@ class PooledOrder {
   }
 
   const PipelineShape& shape_;
+  const WeightGradients& weight_gradients_;
   int stages_;
   PipelineOrder order_;
   std::map<int, int> forward_;  // by nano-batch: its exchange
@@ -165,11 +200,13 @@ class PooledOrder {
 
 }  // namespace
 
-PipelineOrder pooled_order(const PipelineShape& shape, const std::vector<Tick>& ticks) {
-  return PooledOrder(shape).make(ticks);
+PipelineOrder pooled_order(const PipelineShape& shape, const std::vector<Tick>& ticks,
+                           const WeightGradients& weight_gradients) {
+  return PooledOrder(shape, weight_gradients).make(ticks);
 }
 
-PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>& ticks) {
+PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>& ticks,
+                            const WeightGradients& weight_gradients) {
   DISTCA_CHECK(shape.slots == 1, "nothing travels that the other nano-batch could hide");
   const auto stages = static_cast<int>(shape.layers.size());
   int64_t most_layers = 0;
@@ -191,6 +228,11 @@ PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>&
                   .redispatched = pass == Pass::kBackward};
       if (nano_batch >= 0) visit.layers = shape.layers[stage];
       visit.p2p_ops = p2p_ops_of(works, stage);
+      if (!weight_gradients.empty()) {
+        const StageWeights& weights = weight_gradients[tick][0][stage];
+        visit.leaves_weights = weights.leaves;
+        visit.weight_gradients = weight_gradients_of(weights.plays, shape.layers[stage]);
+      }
       order.visits[stage][0].push_back(std::move(visit));
     }
   }

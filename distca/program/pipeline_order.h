@@ -25,6 +25,7 @@
 
 #include "distca/base/integers.h"
 #include "distca/plan/pipeline/ticks.h"
+#include "distca/plan/pipeline/weight_gradients.h"
 #include "distca/program/program.h"
 #include "distca/program/visit.h"
 
@@ -60,14 +61,17 @@ struct PipelineOrder {
 
 /// Core attention is pooled: all ranks visit all exchanges. Stages may play other passes in a tick;
 /// then the tick has an exchange for each pass, and the two are visited together, layer step by
-/// layer step.
-PipelineOrder pooled_order(const PipelineShape& shape, const std::vector<Tick>& ticks);
+/// layer step. What a stage plays of weight gradients in a tick is spread evenly over the tick's
+/// layer steps.
+PipelineOrder pooled_order(const PipelineShape& shape, const std::vector<Tick>& ticks,
+                           const WeightGradients& weight_gradients = {});
 
 /// Core attention stays on its stage: a rank visits only the exchanges of its own nano-batches, and
 /// no other stage takes part in them (plain packing, to be compared with). There is one exchange
 /// for each nano-batch; a rank's part of it is that of a plan in which its own stage alone works
 /// and serves. Where no document is cut, nothing travels. The shape must have one slot (CHECK).
-PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>& ticks);
+PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>& ticks,
+                            const WeightGradients& weight_gradients = {});
 
 /// The part of a rank of this stage, or, with stage = number of stages, of a rank that only serves.
 /// `exchanges`: the rank's own, in the order of order.exchanges. P2p messages are left to the

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -33,10 +34,13 @@ PipelineParts::PipelineParts(PipelineStepRequest request)
       ticks_(ticks_of(request_, shape_.micro_batches())) {
   DISTCA_CHECK_EQ(request_.layers.size(), static_cast<size_t>(grid().stages));
   if (request_.schedule == PipelineSchedule::kAtHome) {
-    order_ = at_home_order(shape_, ticks_);
+    weight_gradients_ = weight_gradients_in_idle_ticks(
+        ticks_, request_.request.trains ? request_.request.outstanding_weight_gradients : 0);
+    order_ = at_home_order(shape_, ticks_, weight_gradients_);
     plan_at_home();
   } else {
-    order_ = pooled_order(shape_, ticks_);
+    weight_gradients_ = plan_weight_gradients(request_.request, ticks_);
+    order_ = pooled_order(shape_, ticks_, weight_gradients_);
     plan_pooled();
   }
   indices_.reserve(plans_.size());
@@ -51,7 +55,7 @@ void PipelineParts::plan_pooled() {
     aligned_ = make_pipeline_plan(asked);
     plans_ = aligned_->plans;
   }
-  std::map<std::pair<std::vector<int>, Pass>, size_t> others;
+  std::map<std::tuple<std::vector<int>, Pass, int>, size_t> others;
   for (const OrderedExchange& exchange : order_.exchanges) {
     if (aligned_) {
       std::vector<int> of_slot;
@@ -62,11 +66,32 @@ void PipelineParts::plan_pooled() {
         continue;
       }
     }
-    const auto [place, is_new] =
-        others.try_emplace({exchange.nano_batches, exchange.pass}, plans_.size());
-    if (is_new) plans_.push_back(make_slot_plan(asked, exchange.nano_batches, exchange.pass));
+    // The other work of ranks differs from tick to tick.
+    const bool is_alone = weight_gradients_.empty() && schedule() == PipelineSchedule::kAligned;
+    const auto [place, is_new] = others.try_emplace(
+        {exchange.nano_batches, exchange.pass, is_alone ? -1 : exchange.tick}, plans_.size());
+    if (is_new) {
+      const std::vector<int> others_pass = nano_batches_of_other_pass(exchange);
+      OtherWork other_work{.nano_batches = others_pass};
+      if (!weight_gradients_.empty())
+        other_work.weights = weight_gradients_[exchange.tick][exchange.slot];
+      plans_.push_back(make_slot_plan(asked, exchange.nano_batches, exchange.pass, other_work));
+    }
     plan_of_.push_back(place->second);
   }
+}
+
+/// [stages] Of the stages that play the other pass in the exchange's tick and slot. Empty if none
+/// does.
+std::vector<int> PipelineParts::nano_batches_of_other_pass(const OrderedExchange& exchange) const {
+  std::vector<int> other_work(grid().stages, -1);
+  for (int stage = 0; stage < grid().stages; ++stage) {
+    const TickStage& of = ticks_[exchange.tick].stages[stage];
+    const int nano = of.micro_batch * shape_.slots + exchange.slot;
+    if (of.micro_batch >= 0 && of.pass != exchange.pass && nano < shape_.nano_batches)
+      other_work[stage] = nano;
+  }
+  return std::ranges::max(other_work) < 0 ? std::vector<int>() : other_work;
 }
 
 void PipelineParts::plan_at_home() {
@@ -102,6 +127,14 @@ std::string PipelineParts::hash() const {
   for (const Tick& tick : ticks_) {
     for (const TickStage& stage : tick.stages)
       text += fmt::format("{}{} ", pass_name(stage.pass)[0], stage.micro_batch);
+  }
+  for (const auto& tick : weight_gradients_) {
+    for (const std::vector<StageWeights>& slot : tick) {
+      for (const StageWeights& stage : slot) {
+        text += stage.leaves ? "l" : "-";
+        for (const int nano : stage.plays) text += fmt::format("{} ", nano);
+      }
+    }
   }
   for (size_t i = 0; i < order_.exchanges.size(); ++i)
     text += fmt::format("\n{} {}", plan_of_[i], order_.exchanges[i].layer_steps);

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "distca/plan/exchange.h"
@@ -28,6 +29,20 @@ enum class PipelineSchedule : uint8_t {
   kMixed,    // 1F1B in lockstep, fewer micro-batches in flight; core attention is pooled
   kAtHome,   // 1F1B; each stage computes its own core attention
 };
+
+struct PipelineScheduleName {
+  std::string_view name;
+  std::string_view summary;  // one line, for --print-config
+  PipelineSchedule schedule;
+};
+inline constexpr std::array<PipelineScheduleName, 3> kPipelineSchedules{{
+    {"aligned",
+     "all stages play the same pass in a tick, and core attention is pooled: the fastest",
+     PipelineSchedule::kAligned},
+    {"mixed", "1f1b in such ticks, core attention pooled: about half the activations of aligned",
+     PipelineSchedule::kMixed},
+    {"1f1b", "each stage computes its own core attention", PipelineSchedule::kAtHome},
+}};
 
 struct PipelineStepRequest {
   /// For kAtHome, slots must be 1. A step that does not train plays forward ticks, which are the
@@ -51,6 +66,7 @@ class PipelineParts {
   const std::vector<Range>& layers() const { return request_.layers; }
   const std::vector<Tick>& ticks() const { return ticks_; }
   const PipelineOrder& order() const { return order_; }
+  const WeightGradients& weight_gradients() const { return weight_gradients_; }
   /// The plans of the ticks of kAligned; null for other schedules.
   const PipelinePlan* ticks_plan() const { return aligned_ ? &*aligned_ : nullptr; }
   /// The plan of an exchange of order(), in which this stage takes part. With kAtHome each stage
@@ -72,10 +88,12 @@ class PipelineParts {
  private:
   void plan_pooled();
   void plan_at_home();
+  std::vector<int> nano_batches_of_other_pass(const OrderedExchange& exchange) const;
 
   PipelineStepRequest request_;
   PipelineShape shape_;
   std::vector<Tick> ticks_;
+  WeightGradients weight_gradients_;
   PipelineOrder order_;
   std::optional<PipelinePlan> aligned_;
   std::vector<Plan> plans_;         // each once

@@ -1,6 +1,7 @@
 #pragma once
 // For tests: the programs of all ranks of a pipeline, from plans that the schedulers make.
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -24,6 +25,7 @@ struct PipelineStyle {
   int replicas = 1, dedicated = 0;
   Overlap overlap = Overlap::kPingPong;
   Order order = Order::kAligned;
+  int outstanding = 0;  // nano-batches of a slot whose weight gradients wait (waiting())
   ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
   Gradients gradients = {};
   AttentionShape shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
@@ -56,6 +58,47 @@ inline PipelineShape shape_of(const PipelineStyle& style) {
   return shape;
 }
 
+/// Every stage leaves the weight gradients of as many nano-batches of a slot as it may, and plays
+/// them one by one in ticks in which it plays no backward, or when it may leave no more.
+inline WeightGradients waiting(const PipelineStyle& style, const PipelineShape& shape,
+                               const std::vector<Tick>& ticks) {
+  if (style.outstanding == 0) return {};
+  WeightGradients all(
+      ticks.size(), {static_cast<size_t>(shape.slots), std::vector<StageWeights>(style.stages())});
+  for (int slot = 0; slot < shape.slots; ++slot) {
+    const auto nano_of = [&](const TickStage& stage) {
+      const int nano = stage.micro_batch * shape.slots + slot;
+      return stage.micro_batch >= 0 && nano < shape.nano_batches ? nano : -1;
+    };
+    const auto is_played = [&](const Tick& tick) {
+      return std::ranges::any_of(tick.stages,
+                                 [&](const TickStage& of) { return nano_of(of) >= 0; });
+    };
+    size_t last = 0;  // in which anything of the slot is played
+    for (size_t tick = 0; tick < ticks.size(); ++tick) {
+      if (is_played(ticks[tick])) last = tick;
+    }
+    for (int stage = 0; stage < style.stages(); ++stage) {
+      std::vector<int> left;
+      for (size_t tick = 0; tick <= last; ++tick) {
+        if (!is_played(ticks[tick])) continue;
+        const TickStage& own = ticks[tick].stages[stage];
+        StageWeights& weights = all[tick][slot][stage];
+        const bool backward = nano_of(own) >= 0 && own.pass == Pass::kBackward;
+        const bool is_full = std::ssize(left) == style.outstanding;
+        while (!left.empty() && (tick == last || weights.plays.empty()) &&
+               (tick == last || !backward || is_full)) {
+          weights.plays.push_back(left.front());
+          left.erase(left.begin());
+        }
+        weights.leaves = backward && !is_full && tick != last;
+        if (weights.leaves) left.push_back(nano_of(own));
+      }
+    }
+  }
+  return all;
+}
+
 inline PipelineOrder order_of_ranks(const PipelineStyle& style) {
   const PipelineShape shape = shape_of(style);
   const bool trains = style.kind == ProgramRequest::Kind::kTrain;
@@ -63,7 +106,10 @@ inline PipelineOrder order_of_ranks(const PipelineStyle& style) {
       style.order == Order::kAligned
           ? aligned_ticks(style.stages(), shape.micro_batches(), trains)
           : one_forward_one_backward_ticks(style.stages(), shape.micro_batches());
-  return style.order == Order::kAtHome ? at_home_order(shape, ticks) : pooled_order(shape, ticks);
+  return style.order == Order::kAtHome
+             ? at_home_order(shape, ticks,
+                             weight_gradients_in_idle_ticks(ticks, trains ? style.outstanding : 0))
+             : pooled_order(shape, ticks, waiting(style, shape, ticks));
 }
 
 /// The gradients that a rank sums: 10 blocks of 16 elements before the layers, 100 in each layer,

@@ -65,6 +65,7 @@ constexpr std::array<KindRow, kNumOpKinds> kKinds = {{
     {"core_attention", false},
     {"combine", false},
     {"post_attention", false},
+    {"weight_gradient", false},
     {"loss", false},
     {"p2p", false},
     {"grad_reduce", true},
@@ -161,16 +162,19 @@ std::string describe(const Op& op) {
 }
 
 int most_in_flight(const Program& program) {
+  const auto is_of_nano_batch = [](const Op& op) {
+    return op.nano_batch >= 0 && op.stream == Stream::kCompute &&
+           op.kind != OpKind::kWeightGradient;
+  };
   std::unordered_map<int, size_t> last;  // [nano-batch] its last compute operation
   for (size_t i = 0; i < program.ops.size(); ++i) {
-    const Op& op = program.ops[i];
-    if (op.nano_batch >= 0 && op.stream == Stream::kCompute) last[op.nano_batch] = i;
+    if (is_of_nano_batch(program.ops[i])) last[program.ops[i].nano_batch] = i;
   }
   std::unordered_set<int> in_flight;
   size_t most = 0;
   for (size_t i = 0; i < program.ops.size(); ++i) {
     const Op& op = program.ops[i];
-    if (op.nano_batch < 0 || op.stream != Stream::kCompute) continue;
+    if (!is_of_nano_batch(op)) continue;
     in_flight.insert(op.nano_batch);
     most = std::max(most, in_flight.size());
     if (last[op.nano_batch] == i) in_flight.erase(op.nano_batch);

@@ -36,14 +36,15 @@
 namespace distca {
 
 enum class OpKind : uint8_t {
-  kEmbed,          // token embedding
-  kPreAttention,   // norm, QKV projection, RoPE
-  kDispatch,       // Q, K, V go to the servers; backward: dO, LSE, delta
-  kRedispatch,     // Q, K, V go to the servers again, for backward, where servers do not keep them
-  kCoreAttention,  // this rank computes its tasks
-  kCombine,        // O, LSE come home; backward: dQ, dK, dV
-  kPostAttention,  // output projection, residual, norm, MLP
-  kLoss,           // final norm, head, loss; forward does the work of backward, too
+  kEmbed,           // token embedding
+  kPreAttention,    // norm, QKV projection, RoPE
+  kDispatch,        // Q, K, V go to the servers; backward: dO, LSE, delta
+  kRedispatch,      // Q, K, V go to the servers again, for backward, where servers do not keep them
+  kCoreAttention,   // this rank computes its tasks
+  kCombine,         // O, LSE come home; backward: dQ, dK, dV
+  kPostAttention,   // output projection, residual, norm, MLP
+  kWeightGradient,  // gradients by a layer's matrices, where backward of its phases has left them
+  kLoss,            // final norm, head, loss; forward does the work of backward, too
   kP2p,           // a nano-batch's activations go to the next stage; backward: their gradients back
   kGradReduce,    // a bucket's gradients go to the ranks that add them up
   kGradAdd,       // this rank adds up its slice of a bucket, in rank order
@@ -76,8 +77,11 @@ struct Op {
   // and -1 where the operation belongs to no exchange.
   int32_t exchange = -1;
   int layer_step = -1;
-  int32_t bucket = -1;              // index of its bucket of gradients; -1 means none
-  bool is_receive = false;          // true if a kP2p receives; otherwise it sends
+  int32_t bucket = -1;      // index of its bucket of gradients; -1 means none
+  bool is_receive = false;  // true if a kP2p receives; otherwise it sends
+  // True if backward of kPreAttention or kPostAttention leaves the gradients by matrices to the
+  // kWeightGradient of its layer and nano-batch.
+  bool leaves_weights = false;
   std::vector<int32_t> wait_for;    // earlier operations that must be over before this one begins
   std::vector<int32_t> wait_sends;  // earlier communications whose sends must have left
   // The tag of all messages of a communication, the same on both sides. No other operation of the
@@ -181,7 +185,7 @@ const char* buffer_name(BufferRole role);
 std::string describe(const Op& op);
 
 /// The most nano-batches at a time whose forward this rank has begun and whose backward it has not
-/// ended. It keeps their activations.
+/// ended, but for weight gradients. It keeps their activations.
 int most_in_flight(const Program& program);
 
 /// A table for people, with a line for each operation: stream, dependencies, buffers, bytes, FLOPs.

@@ -130,7 +130,10 @@ void ProgramBuilder::add_exchanges() {
   }
   program_.layer_steps.assign(exchanges_.size(), 0);
   nanos_.resize(part_.num_nano_batches);
-  for (Nano& nano : nanos_) nano.forward_pre_attention.assign(part_.stage.layers.size(), -1);
+  for (Nano& nano : nanos_) {
+    nano.forward_pre_attention.assign(part_.stage.layers.size(), -1);
+    nano.backward_pre_attention.assign(part_.stage.layers.size(), -1);
+  }
 }
 
 void ProgramBuilder::add_visit(const Visit& visit, int slot) {

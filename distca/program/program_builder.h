@@ -74,6 +74,8 @@ class ProgramBuilder {
   void combine(const Visit& visit, int step);
   void post_attention(const Visit& visit, int step);
   void loss(const Visit& visit);
+  /// The visit's weight gradients of this turn.
+  void weight_gradients(const Visit& visit, int turn);
   void p2p(const Visit& visit, const P2pOp& what);  // at the end of the visit
   /// Sums what has not been summed yet of the gradients, and updates the weights.
   void update();
@@ -85,9 +87,12 @@ class ProgramBuilder {
   /// yet.
   struct Nano {
     int slot = 0;
-    int32_t last = -1;                           // from which the next phase goes on
-    std::vector<int32_t> forward_pre_attention;  // [layer of the stage]
-    int32_t received = -1;                       // the buffer of what another stage sent
+    int64_t tokens = 0;  // at home
+    int32_t last = -1;   // from which the next phase goes on
+    // [layer of the stage]
+    std::vector<int32_t> forward_pre_attention, backward_pre_attention;
+    int32_t last_weight_gradient = -1;
+    int32_t received = -1;  // the buffer of what another stage sent
   };
   struct Exchange {
     const AttentionExchange* part = nullptr;
@@ -150,6 +155,8 @@ class ProgramBuilder {
   // The functions of phases are in program_builder_phases.cc.
   void append_phase(Op op, const Visit& visit);
   double linear_flops(const Visit& visit, int64_t weights) const;
+  int64_t pre_attention_weights() const;
+  int64_t post_attention_weights() const;
   // The functions of gradients are in program_builder_gradients.cc.
   void count_phases();
   void phase_done(OpKind phase, int layer);

@@ -163,7 +163,10 @@ void ProgramBuilder::update() {
   for (const Bucket& bucket : buckets_) DISTCA_CHECK_EQ(bucket.phases_left, 0);
   finish_sums();
   Op norm = make_op(OpKind::kGradNorm, Pass::kBackward, -1, -1);
-  for (const Nano& nano : nanos_) wait_for(norm, nano.last);
+  for (const Nano& nano : nanos_) {
+    wait_for(norm, nano.last);
+    wait_for(norm, nano.last_weight_gradient);
+  }
   for (const Bucket& bucket : buckets_) wait_for(norm, bucket.add);
   const int32_t normed = append(std::move(norm));
   for (size_t i = 0; i < std::max<size_t>(buckets_.size(), 1); ++i) {

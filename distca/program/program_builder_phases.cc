@@ -39,7 +39,19 @@ void ProgramBuilder::end_layer(const Visit& visit, int turn) {
 double ProgramBuilder::linear_flops(const Visit& visit, int64_t weights) const {
   const int64_t tokens = exchanges_[visit.exchange].part->rows.local_tokens;
   const double forward = 2.0 * static_cast<double>(weights) * static_cast<double>(tokens);
-  return visit.pass == Pass::kForward ? forward : 2 * forward;
+  return visit.pass == Pass::kForward || visit.leaves_weights ? forward : 2 * forward;
+}
+
+/// Elements of the matrices of a layer's phases.
+int64_t ProgramBuilder::pre_attention_weights() const {
+  const AttentionShape& shape = request_.model.attention;
+  return request_.model.hidden_size * (shape.num_heads * shape.head_dim_qk +
+                                       shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v));
+}
+int64_t ProgramBuilder::post_attention_weights() const {
+  const AttentionShape& shape = request_.model.attention;
+  return request_.model.hidden_size *
+         (shape.num_heads * shape.head_dim_v + 3 * request_.model.intermediate_size);
 }
 
 /// Appends a phase, on which the next phase of its nano-batch goes on.
@@ -52,7 +64,8 @@ void ProgramBuilder::append_phase(Op op, const Visit& visit) {
     free_activations_[nano.slot].push_back(nano.received);
     nano.received = -1;
   }
-  if (visit.pass == Pass::kBackward) phase_done(kind, layer);
+  if (visit.pass == Pass::kBackward && !(visit.leaves_weights && layer >= 0))
+    phase_done(kind, layer);
 }
 
 void ProgramBuilder::embed(const Visit& visit) {
@@ -64,11 +77,9 @@ void ProgramBuilder::embed(const Visit& visit) {
 
 void ProgramBuilder::pre_attention(const Visit& visit, int step) {
   if (!plays_phases(visit)) return;
-  const AttentionShape& shape = request_.model.attention;
   Op op = make_phase(OpKind::kPreAttention, visit, step);
-  op.flops = linear_flops(visit, request_.model.hidden_size *
-                                     (shape.num_heads * shape.head_dim_qk +
-                                      shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v)));
+  op.flops = linear_flops(visit, pre_attention_weights());
+  op.leaves_weights = visit.leaves_weights;
   const int64_t layer = op.layer - part_.stage.layers.begin;
   if (visit.pass == Pass::kForward) {
     wait_for(op, last_of(visit));
@@ -77,16 +88,17 @@ void ProgramBuilder::pre_attention(const Visit& visit, int step) {
     wait_for(op, exchange_of(visit).last_combine);
   }
   append_phase(std::move(op), visit);
-  if (visit.pass == Pass::kForward) nano_of(visit).forward_pre_attention[layer] = last_of(visit);
+  Nano& nano = nano_of(visit);
+  nano.tokens = exchanges_[visit.exchange].part->rows.local_tokens;
+  (visit.pass == Pass::kForward ? nano.forward_pre_attention : nano.backward_pre_attention)[layer] =
+      last_of(visit);
 }
 
 void ProgramBuilder::post_attention(const Visit& visit, int step) {
   if (!plays_phases(visit)) return;
-  const AttentionShape& shape = request_.model.attention;
   Op op = make_phase(OpKind::kPostAttention, visit, step);
-  op.flops =
-      linear_flops(visit, request_.model.hidden_size * (shape.num_heads * shape.head_dim_v +
-                                                        3 * request_.model.intermediate_size));
+  op.flops = linear_flops(visit, post_attention_weights());
+  op.leaves_weights = visit.leaves_weights;
   if (visit.pass == Pass::kForward) {
     wait_for(op, exchange_of(visit).last_attention);
     wait_for(op, exchange_of(visit).last_combine);
@@ -94,6 +106,22 @@ void ProgramBuilder::post_attention(const Visit& visit, int step) {
     wait_for(op, last_of(visit));
   }
   append_phase(std::move(op), visit);
+}
+
+void ProgramBuilder::weight_gradients(const Visit& visit, int turn) {
+  if (!request_.holds_weights) return;
+  for (const WeightGradientOp& what : visit.weight_gradients) {
+    if (what.turn != turn) continue;
+    Nano& nano = nanos_[what.nano_batch];
+    Op op = make_op(OpKind::kWeightGradient, Pass::kBackward, what.layer, what.nano_batch);
+    op.tick = visit.tick;
+    op.flops = 2.0 * static_cast<double>(pre_attention_weights() + post_attention_weights()) *
+               static_cast<double>(nano.tokens);
+    wait_for(op, nano.backward_pre_attention[what.layer - part_.stage.layers.begin]);
+    nano.last_weight_gradient = append(std::move(op));
+    phase_done(OpKind::kPostAttention, what.layer);
+    phase_done(OpKind::kPreAttention, what.layer);
+  }
 }
 
 void ProgramBuilder::loss(const Visit& visit) {

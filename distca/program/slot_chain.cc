@@ -3,6 +3,13 @@
 namespace distca {
 
 void SlotChain::linear() {
+  const std::span<const Visit> ended = turn_ >= 0 ? visits() : std::span<const Visit>();
+  const int ended_turn = turn_;
+  go_on();
+  for (const Visit& visit : ended) builder_.weight_gradients(visit, ended_turn);
+}
+
+void SlotChain::go_on() {
   if (turn_ >= 0) {
     for (const Visit& visit : visits()) builder_.end_layer(visit, turn_);
     if (turn_ + 1 < builder_.layer_steps(visits().front())) {
@@ -15,6 +22,7 @@ void SlotChain::linear() {
   // Visits in which this rank neither works nor serves.
   while (!done() && builder_.layer_steps(visits().front()) == 0) {
     builder_.end_visit(visits().front());
+    builder_.weight_gradients(visits().front(), 0);
     next_visits();
   }
   if (!done() && !visits().front().starts_late) begin();

@@ -28,6 +28,17 @@ struct P2pOp {
   bool operator==(const P2pOp&) const = default;
 };
 
+/// The gradients by the matrices of a layer, which backward of a nano-batch's phases has left.
+struct WeightGradientOp {
+  int nano_batch = 0;
+  int layer = 0;  // index in the model
+  /// They are computed behind this layer step of the visit, counted from 0 in the order in which
+  /// they are played, once what the rank has to send next is under way. It is 0 in a visit without
+  /// any.
+  int turn = 0;
+  bool operator==(const WeightGradientOp&) const = default;
+};
+
 struct Visit {
   Pass pass = Pass::kForward;
   int tick = -1;  // index in the step. Without a pipeline, it is -1.
@@ -50,6 +61,12 @@ struct Visit {
   /// Some rank begins with what another stage sent just before. So all ranks first send and receive
   /// in both slots, and one slot's messages travel under the other's compute.
   bool starts_late = false;
+  /// In backward: the phases of the rank's own nano-batch leave the gradients by matrices for
+  /// later.
+  bool leaves_weights = false;
+  /// Weight gradients that were left before, by any nano-batch in the slot, and are computed during
+  /// this visit. Turns ascend.
+  std::vector<WeightGradientOp> weight_gradients;
   /// At the end of the visit, in this order, which agrees with that of all other ranks.
   std::vector<P2pOp> p2p_ops;
   bool operator==(const Visit&) const = default;

@@ -135,7 +135,7 @@ at::Tensor NanoPhases::evaluated_loss(at::Tensor* of_tokens) {
   return sums;
 }
 
-void NanoPhases::post_attention_backward(int layer) {
+void NanoPhases::post_attention_backward(int layer, bool leaves_weights) {
   Layer& l = layers_[layer];
   const at::Tensor o = attention_.o(nano_batch_, layer);
   at::Tensor d_o;
@@ -146,7 +146,8 @@ void NanoPhases::post_attention_backward(int layer) {
                     : std::exchange(l.post, nullptr);
     at::Tensor d_y = gradient_.narrow(0, begin, count);
     if (count == ids_.size(0)) gradient_.reset();
-    const auto [d_x, of_o] = model_.post_attention_backward(layer, of_chunk, *kept, std::move(d_y));
+    const auto [d_x, of_o] = model_.post_attention_backward(layer, of_chunk, *kept, std::move(d_y),
+                                                            leaves_weights ? &l.left : nullptr);
     put(l.d_x, d_x, begin);
     put(d_o, of_o, begin);
   });
@@ -158,7 +159,7 @@ void NanoPhases::post_attention_backward(int layer) {
   attention_.set_d_o(nano_batch_, layer, d_o);
 }
 
-void NanoPhases::pre_attention_backward(int layer) {
+void NanoPhases::pre_attention_backward(int layer, bool leaves_weights) {
   Layer& l = layers_[layer];
   at::Tensor dq, dk, dv;
   attention_.take_gradients(nano_batch_, layer, &dq, &dk, &dv);
@@ -172,18 +173,48 @@ void NanoPhases::pre_attention_backward(int layer) {
       Qkv unused;
       model_.pre_attention(layer, x, *rope, &unused.q, &unused.k, &unused.v, keep(), &kept);
     }
-    l.d_x.narrow(0, begin, count)
-        .add_(model_.pre_attention_backward(layer, x, *rope, *kept, dq.narrow(0, begin, count),
-                                            dk.narrow(0, begin, count),
-                                            dv.narrow(0, begin, count)));
+    const at::Tensor d_x = model_.pre_attention_backward(
+        layer, x, *rope, *kept, dq.narrow(0, begin, count), dk.narrow(0, begin, count),
+        dv.narrow(0, begin, count), leaves_weights ? &l.left : nullptr);
+    if (leaves_weights && count == ids_.size(0)) {
+      l.d_x = l.d_x + d_x;  // weight_gradient() still reads the former
+    } else {
+      l.d_x.narrow(0, begin, count).add_(d_x);
+    }
   });
   gradient_ = l.d_x;
-  l = {};
+  l = {.left = std::move(l.left)};
+}
+
+void NanoPhases::weight_gradient(int layer) {
+  Layer& l = layers_[layer];
+  DISTCA_CHECK(l.left != nullptr, "backward of layer {} has left nothing", layer);
+  model_.add_left(*std::exchange(l.left, nullptr));
+}
+
+bool NanoPhases::is_done() const {
+  return is_over_ &&
+         std::ranges::none_of(layers_, [](const Layer& l) { return l.left != nullptr; });
 }
 
 void NanoPhases::begin_backward(const at::Tensor& d_output) { gradient_ = d_output; }
-at::Tensor NanoPhases::take_gradient() { return std::exchange(gradient_, at::Tensor()); }
+at::Tensor NanoPhases::take_gradient() {
+  at::Tensor gradient = gradient_;
+  end_backward();
+  return gradient;
+}
 
-void NanoPhases::embed_backward() { model_.embed_backward(*occurrences_, gradient_); }
+void NanoPhases::embed_backward() {
+  model_.embed_backward(*occurrences_, gradient_);
+  end_backward();
+}
+
+/// Weight gradients that are left need nothing of this.
+void NanoPhases::end_backward() {
+  for (at::Tensor* const tensor : {&ids_, &targets_, &positions_, &gradient_}) tensor->reset();
+  occurrences_.reset();
+  rope_.reset();
+  is_over_ = true;
+}
 
 }  // namespace distca

@@ -11,6 +11,9 @@
 //     nano.pre_attention_backward(0);
 //     nano.embed_backward();
 //
+// Backward of a layer's phases may leave the gradients by its matrices for later: then
+// weight_gradient() adds them.
+//
 // On a stage of a pipeline, begin() and take_output() stand in place of embed() and loss(), and in
 // backward begin_backward() and take_gradient() in place of the loss's and the embedding's.
 //
@@ -53,9 +56,15 @@ class NanoPhases {
   at::Tensor loss();
   /// Returns the same sums where grad mode is off. `of_tokens` becomes the loss of each token.
   at::Tensor evaluated_loss(at::Tensor* of_tokens);
-  void post_attention_backward(int layer);
-  void pre_attention_backward(int layer);
+  /// With `leaves_weights`, gradients by the layer's matrices are left to weight_gradient(). Both
+  /// phases of a layer must agree.
+  void post_attention_backward(int layer, bool leaves_weights = false);
+  void pre_attention_backward(int layer, bool leaves_weights = false);
+  /// Adds the gradients by matrices that both phases of the layer have left.
+  void weight_gradient(int layer);
   void embed_backward();
+  /// Returns true once backward is over and nothing of it is left for later.
+  bool is_done() const;
 
   // The activations and gradients that neighbouring stages hand to each other: rows [T, C] in the
   // compute type.
@@ -72,6 +81,7 @@ class NanoPhases {
     /// What the phases left; under kFull pre-attention alone, in backward, [chunk].
     std::vector<std::shared_ptr<Llama::PreAttention>> pre;
     std::shared_ptr<Llama::PostAttention> post;
+    std::shared_ptr<Llama::LeftGradients> left;  // until weight_gradient()
   };
 
   bool by_chunks() const { return options_.recompute == Recompute::kFull; }
@@ -79,6 +89,7 @@ class NanoPhases {
   int64_t rows_at_once() const;
   void for_chunks(const std::function<void(int64_t begin, int64_t count)>& work) const;
   void put(at::Tensor& all, const at::Tensor& rows, int64_t begin) const;
+  void end_backward();
   struct Qkv {
     at::Tensor q, k, v;
   };
@@ -95,6 +106,7 @@ class NanoPhases {
   at::Tensor x_;         // running activation
   at::Tensor gradient_;  // running gradient of the activation
   std::vector<Layer> layers_;
+  bool is_over_ = false;  // backward is
 };
 
 }  // namespace distca

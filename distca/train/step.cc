@@ -82,7 +82,7 @@ class Player final : public OpPlayer {
     std::unique_ptr<NanoPhases>& nano = nanos_[op.nano_batch];
     const bool forward = op.pass == Pass::kForward;
     p2p_.pack(op, forward ? nano->take_output() : nano->take_gradient());
-    if (!forward || !at::GradMode::is_enabled()) nano.reset();
+    if (nano->is_done() || !at::GradMode::is_enabled()) nano.reset();
   }
 
   void land_p2p(const Op& op) {
@@ -118,20 +118,24 @@ class Player final : public OpPlayer {
   }
 
   void play_backward(const Op& op) {
-    NanoPhases& nano = *nanos_[op.nano_batch];
+    std::unique_ptr<NanoPhases>& nano = nanos_[op.nano_batch];
     switch (op.kind) {
       case OpKind::kLoss:
         return;  // done in forward
       case OpKind::kPostAttention:
-        return nano.post_attention_backward(op.layer);
+        return nano->post_attention_backward(op.layer, op.leaves_weights);
       case OpKind::kPreAttention:
-        return nano.pre_attention_backward(op.layer);
+        return nano->pre_attention_backward(op.layer, op.leaves_weights);
+      case OpKind::kWeightGradient:
+        nano->weight_gradient(op.layer);
+        break;
       case OpKind::kEmbed:
-        nano.embed_backward();
-        return nanos_[op.nano_batch].reset();
+        nano->embed_backward();
+        break;
       default:
         DISTCA_CHECK(false, "no backward operation: {}", describe(op));
     }
+    if (nano->is_done()) nano.reset();
   }
 
   StepAttention& attention_;

@@ -19,18 +19,6 @@ constexpr int64_t kMostLoad = int64_t{1} << 61;
 constexpr double kMostBeyond = 10;         // the largest tolerance that a plan may have
 constexpr int64_t kSegmentRounds = 1'024;  // rounds x segments that planning has time for
 
-/// Splits a time of both passes together: `of` / `parts` of it is forward.
-struct Split {
-  int64_t of, parts;
-  int64_t operator()(int64_t time, std::optional<Pass> pass) const {
-    const int64_t forward = share_of(time, of, parts);
-    if (!pass || time == 0) return time;
-    return std::max<int64_t>(1, *pass == Pass::kForward ? forward : time - forward);
-  }
-};
-constexpr Split kAttentionSplit{2, 7}, kLinearSplit{1, 3};
-constexpr Split kRecomputedLinearSplit{1, 4};  // backward has another forward
-
 void check_request(const PipelineRequest& request) {
   const Grid& grid = request.grid;
   const auto ranks = static_cast<size_t>(grid.num_ranks());
@@ -49,8 +37,14 @@ void check_request(const PipelineRequest& request) {
                "times of the ends of {} stages, there are {}", request.ends.size(), grid.stages);
 }
 
-bool is_fill(std::span<const int> nano_batches) {
-  return std::ranges::any_of(nano_batches, [](int nano) { return nano < 0; });
+/// Returns true if some stage has nothing of its own to play.
+bool is_fill(std::span<const int> nano_batches, const OtherWork& other_work) {
+  for (size_t stage = 0; stage < nano_batches.size(); ++stage) {
+    if (nano_batches[stage] < 0 &&
+        (other_work.nano_batches.empty() || other_work.nano_batches[stage] < 0))
+      return true;
+  }
+  return false;
 }
 
 /// How the load of a slot is shared.
@@ -137,16 +131,17 @@ Shares shares_that_stay(const PipelineRequest& request, std::span<const int> nan
 }
 
 Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
-                 std::optional<int64_t> fill_tolerance_ppm) {
+                 const OtherWork& other_work, std::optional<int64_t> fill_tolerance_ppm) {
   const std::optional<int64_t> own = request.options.tolerance_ppm;
   if (!request.capacity.empty()) return {.capacity = request.capacity, .tolerance_ppm = own};
   // One stage shares its plans between the passes.
   const std::optional<Pass> alone = request.grid.stages == 1 ? std::nullopt : std::optional(pass);
-  const std::vector<RankWork> work = slot_work(request, nano_batches, alone);
-  const int64_t load = slot_load(request, nano_batches);
+  const std::vector<RankWork> work = slot_work(request, nano_batches, alone, other_work);
+  const int64_t load =
+      slot_load(request, nano_batches) + load_of_other_pass(request, pass, other_work.nano_batches);
   const bool known = std::ranges::all_of(
       work, [](const RankWork& rank) { return rank.attention_ps_per_kload > 0; });
-  if (is_fill(nano_batches) && known && load > 0)
+  if (is_fill(nano_batches, other_work) && known && load > 0)
     return shares_of_fill(request, work, load,
                           fill_tolerance_ppm.value_or(own_tolerance_ppm(request)));
   return {.capacity = even_capacities(work, request.balance_target, load), .tolerance_ppm = own};
@@ -179,7 +174,7 @@ int rounds_for(const Layout& layout) {
 }
 
 Plan slot_plan(const PipelineRequest& request, std::span<const int> nano_batches,
-               const Shares& shares) {
+               const OtherWork& other_work, const Shares& shares) {
   const Grid& grid = request.grid;
   PlanRequest slot{.nano_batch = {},
                    .cluster = request.cluster,
@@ -195,7 +190,7 @@ Plan slot_plan(const PipelineRequest& request, std::span<const int> nano_batches
     if (nano_batches[stage] >= 0)
       append(request, nano_batches[stage], stage, slot.nano_batch, layout);
   }
-  if (is_fill(nano_batches)) set_fill_options(request.fill_ticks, slot.options);
+  if (is_fill(nano_batches, other_work)) set_fill_options(request.fill_ticks, slot.options);
   if (grid.stages > 1) {
     slot.rounds = rounds_for(layout);
     slot.even_receives = true;
@@ -204,25 +199,29 @@ Plan slot_plan(const PipelineRequest& request, std::span<const int> nano_batches
 }
 
 /// Returns true if the plan of a slot is weighed against its bytes.
-bool is_weighed(const PipelineRequest& request, std::span<const int> nano_batches) {
-  return request.bytes_per_us > 0 && is_fill(nano_batches) && request.capacity.empty() &&
-         !request.speeds.empty() && !request.fill_tolerance_ppm;
+bool is_weighed(const PipelineRequest& request, std::span<const int> nano_batches,
+                const OtherWork& other_work) {
+  return request.bytes_per_us > 0 && is_fill(nano_batches, other_work) &&
+         other_work.nano_batches.empty() && request.capacity.empty() && !request.speeds.empty() &&
+         !request.fill_tolerance_ppm;
 }
 
 /// Tries tolerances of one slot, and keeps the plan with which it is predicted to be over first.
 class SlotWeigher {
  public:
-  SlotWeigher(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass)
+  SlotWeigher(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
+              const OtherWork& other_work)
       : request_(request),
         nano_batches_(nano_batches),
         pass_(pass),
-        work_(slot_work(request, nano_batches, pass)),
+        other_work_(other_work),
+        work_(slot_work(request, nano_batches, pass, other_work)),
         load_(slot_load(request, nano_batches)) {}
 
   /// Tolerances grow as long as that helps. Then the one between the last two is tried.
   Plan weigh() {
     int64_t before = own_tolerance_ppm(request_);
-    consider(shares_of(request_, nano_batches_, pass_, before));
+    consider(shares_of(request_, nano_batches_, pass_, other_work_, before));
     for (const int64_t larger : {50'000, 100'000, 200'000, 400'000, 800'000}) {
       if (least_.is_hidden()) break;
       if (larger <= before) continue;
@@ -241,8 +240,8 @@ class SlotWeigher {
   }
   /// Keeps the plan with these shares if it is the best so far, and returns true then.
   bool consider(const Shares& shares) {
-    Plan plan = slot_plan(request_, nano_batches_, shares);
-    const SlotTime time = slot_time(request_, plan, nano_batches_, pass_);
+    Plan plan = slot_plan(request_, nano_batches_, other_work_, shares);
+    const SlotTime time = slot_time(request_, plan, nano_batches_, pass_, other_work_);
     if (!best_.load.empty() && time.total_ps() >= least_.total_ps()) return false;
     best_ = std::move(plan);
     least_ = time;
@@ -252,20 +251,24 @@ class SlotWeigher {
   const PipelineRequest& request_;
   const std::span<const int> nano_batches_;
   const Pass pass_;
+  const OtherWork other_work_;
   const std::vector<RankWork> work_;  // [ranks]
   const int64_t load_;
   Plan best_;
   SlotTime least_;  // time of best_
 };
 
-Plan weighed_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
-  return SlotWeigher(request, nano_batches, pass).weigh();
+Plan weighed_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
+                  const OtherWork& other_work) {
+  return SlotWeigher(request, nano_batches, pass, other_work).weigh();
 }
 
-Plan plan_of_slot(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
-  if (is_weighed(request, nano_batches)) return weighed_plan(request, nano_batches, pass);
-  return slot_plan(request, nano_batches,
-                   shares_of(request, nano_batches, pass, request.fill_tolerance_ppm));
+Plan plan_of_slot(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
+                  const OtherWork& other_work) {
+  if (is_weighed(request, nano_batches, other_work))
+    return weighed_plan(request, nano_batches, pass, other_work);
+  return slot_plan(request, nano_batches, other_work,
+                   shares_of(request, nano_batches, pass, other_work, request.fill_tolerance_ppm));
 }
 
 class Planner {
@@ -280,8 +283,11 @@ class Planner {
              .homes = request_.homes,
              .ticks = {},
              .plans = {},
-             .plan_of_slot = {}};
+             .plan_of_slot = {},
+             .outstanding_weight_gradients = request_.outstanding_weight_gradients,
+             .weight_gradients = {}};
     made_.ticks = aligned_ticks(request_.grid.stages, made_.num_micro_batches(), request_.trains);
+    made_.weight_gradients = plan_weight_gradients(request_, made_.ticks);
     for (int tick = 0; tick < static_cast<int>(made_.ticks.size()); ++tick) {
       std::vector<int>& of_slot = made_.plan_of_slot.emplace_back();
       for (int slot = 0; slot < request_.slots; ++slot) of_slot.push_back(plan_of(tick, slot));
@@ -294,7 +300,8 @@ class Planner {
   struct Asked {
     std::vector<int> nano_batches;  // [stages]
     Shares shares;
-    std::optional<Pass> pass;  // set if the plan is weighed, instead of shares
+    std::optional<Pass> pass;  // set if the plan is weighed, instead of shares; then with weights
+    std::vector<StageWeights> weights;
     bool operator==(const Asked&) const = default;
   };
 
@@ -305,15 +312,19 @@ class Planner {
       asked.nano_batches.push_back(made_.nano_batch(tick, stage, slot));
     if (std::ranges::all_of(asked.nano_batches, [](int nano) { return nano < 0; })) return -1;
     const Pass pass = made_.ticks[tick].stages[0].pass;
-    if (is_weighed(request_, asked.nano_batches)) {
+    const OtherWork other_work{.weights = made_.weights_of(tick, slot)};
+    if (is_weighed(request_, asked.nano_batches, other_work)) {
       asked.pass = pass;  // the pass decides what travels
+      asked.weights.assign(other_work.weights.begin(), other_work.weights.end());
     } else {
-      asked.shares = shares_of(request_, asked.nano_batches, pass, request_.fill_tolerance_ppm);
+      asked.shares =
+          shares_of(request_, asked.nano_batches, pass, other_work, request_.fill_tolerance_ppm);
     }
     const auto known = std::ranges::find(asked_, asked);
     if (known == asked_.end()) {
-      made_.plans.push_back(asked.pass ? weighed_plan(request_, asked.nano_batches, pass)
-                                       : slot_plan(request_, asked.nano_batches, asked.shares));
+      made_.plans.push_back(
+          asked.pass ? weighed_plan(request_, asked.nano_batches, pass, other_work)
+                     : slot_plan(request_, asked.nano_batches, other_work, asked.shares));
       asked_.push_back(asked);
       return static_cast<int>(asked_.size()) - 1;
     }
@@ -326,15 +337,6 @@ class Planner {
 };
 
 }  // namespace
-
-int64_t slot_load(const PipelineRequest& request, std::span<const int> nano_batches) {
-  const TaskPrice price(request.shape, request.profile.get());
-  int64_t load = 0;
-  for (const int nano : nano_batches) {
-    if (nano >= 0) load += load_of(request.nano_batches[nano], price);
-  }
-  return load;
-}
 
 int PipelinePlan::num_micro_batches() const {
   return (static_cast<int>(nano_batches.size()) + slots - 1) / slots;
@@ -350,33 +352,15 @@ PipelinePlan make_pipeline_plan(const PipelineRequest& request) {
   return Planner(request).plan();
 }
 
-Plan make_slot_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
-  check_request(request);
-  return plan_of_slot(request, nano_batches, pass);
+std::span<const StageWeights> PipelinePlan::weights_of(int tick, int slot) const {
+  if (weight_gradients.empty()) return {};
+  return weight_gradients[tick][slot];
 }
 
-std::vector<RankWork> slot_work(const PipelineRequest& request, std::span<const int> nano_batches,
-                                std::optional<Pass> pass) {
-  const Grid& grid = request.grid;
-  const Split linear =
-      request.recompute == Recompute::kFull ? kRecomputedLinearSplit : kLinearSplit;
-  std::vector<RankWork> work(grid.num_ranks());
-  for (int rank = 0; rank < grid.num_ranks(); ++rank) {
-    const int stage = grid.stage(rank);
-    work[rank].serves = request.in_place || stage < 0 || grid.dedicated == 0;
-    if (!request.speeds.empty()) {
-      const RankSpeed& speed = request.speeds[rank];
-      work[rank].layers_ps_per_token = linear(speed.linear_ps_per_token, pass);
-      work[rank].attention_ps_per_kload = kAttentionSplit(speed.attention_ps_per_kload, pass);
-    }
-    if (stage < 0 || nano_batches[stage] < 0) continue;
-    work[rank].tokens = request.nano_batches[nano_batches[stage]].num_tokens() / grid.replicas;
-    if (request.ends.empty()) continue;
-    const EmbeddingHeadTime& ends = request.ends[stage];
-    if (pass != Pass::kBackward) work[rank].ends_ps_per_token += ends.forward_ps_per_token;
-    if (pass != Pass::kForward) work[rank].ends_ps_per_token += ends.backward_ps_per_token;
-  }
-  return work;
+Plan make_slot_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
+                    const OtherWork& other_work) {
+  check_request(request);
+  return plan_of_slot(request, nano_batches, pass, other_work);
 }
 
 }  // namespace distca

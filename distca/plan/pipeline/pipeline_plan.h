@@ -29,6 +29,7 @@
 #include "distca/cost/memory_price.h"
 #include "distca/cost/speeds.h"
 #include "distca/plan/pipeline/ticks.h"
+#include "distca/plan/pipeline/weight_gradients.h"
 #include "distca/plan/plan.h"
 
 namespace distca {
@@ -91,6 +92,8 @@ struct PipelineRequest {
   std::vector<RankSpeed> speeds;
   std::vector<EmbeddingHeadTime> ends;     // [stages]; empty if they take no time
   Recompute recompute = Recompute::kNone;  // with kFull, backward has a linear forward more
+  /// How many micro-batches may wait for their weight gradients at a time (weight_gradients.h).
+  int outstanding_weight_gradients = 0;
   /// If false, workers serve only if there is no other server.
   bool in_place = true;
   std::vector<int64_t> capacity;  // [ranks], for all ticks; empty if they are to be chosen
@@ -110,6 +113,8 @@ struct PipelinePlan {
   /// the same plan only if every stage has the same nano-batch in both. With one stage, forward and
   /// backward of a nano-batch name the same plan, so servers may keep its keys.
   std::vector<std::vector<int>> plan_of_slot;
+  int outstanding_weight_gradients = 0;  // the request's
+  WeightGradients weight_gradients;
 
   int num_micro_batches() const;
   /// Returns the nano-batch in this slot of a micro-batch, or -1 if there is none or micro_batch is
@@ -119,6 +124,8 @@ struct PipelinePlan {
   int nano_batch(int tick, int stage, int slot) const {
     return nano_batch(ticks[tick].stages[stage].micro_batch, slot);
   }
+  /// [stages] Empty if nothing is left.
+  std::span<const StageWeights> weights_of(int tick, int slot) const;
   bool operator==(const PipelinePlan&) const = default;
 };
 
@@ -135,15 +142,30 @@ struct PipelinePlan {
 /// Throws Error(kPlan) as make_plan does. A request whose lists have the wrong lengths is a CHECK.
 PipelinePlan make_pipeline_plan(const PipelineRequest& request);
 
+/// The work of ranks in the slot of a tick that is not of one pass of its nano-batches.
+struct OtherWork {
+  std::span<const StageWeights> weights = {};  // [stages]; empty if they leave and play none
+  /// [stages] The nano-batches of stages that play the other pass (-1: none), with their core
+  /// attention; empty if all stages play the same pass.
+  std::span<const int> nano_batches = {};
+};
+
 /// The plan of one slot of a tick. `nano_batches` [stages] says which nano-batch each stage has
 /// there (-1: none); at least one has one. make_pipeline_plan makes all plans so.
-Plan make_slot_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass);
+Plan make_slot_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
+                    const OtherWork& other_work = {});
 
 /// [ranks] The work of a slot in all layer steps of a pass, or of both passes if none is named.
 /// `nano_batches` [stages] says which nano-batch each stage has there (-1: none). All workers of a
-/// stage count with the mean number of tokens.
+/// stage count with the mean number of tokens. Gradients by
+/// matrices take as long as forward.
 std::vector<RankWork> slot_work(const PipelineRequest& request, std::span<const int> nano_batches,
-                                std::optional<Pass> pass);
+                                std::optional<Pass> pass, const OtherWork& other_work = {});
+
+/// The core attention of the nano-batches of stages that play the other pass, as a load of
+/// this pass that takes as long. 0 for an empty list.
+int64_t load_of_other_pass(const PipelineRequest& request, Pass pass,
+                           std::span<const int> nano_batches);
 
 /// The load of core attention of these nano-batches [stages] (-1: none) in one layer.
 int64_t slot_load(const PipelineRequest& request, std::span<const int> nano_batches);

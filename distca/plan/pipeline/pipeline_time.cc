@@ -18,8 +18,8 @@ class TickTime {
   }
 
   /// `plan` is that of the slot; `nano_batches` [stages] are those in it.
-  void add(const Plan& plan, std::span<const int> nano_batches) {
-    const std::vector<RankWork> work = slot_work(request_, nano_batches, pass_);
+  void add(const Plan& plan, std::span<const int> nano_batches, const OtherWork& other_work) {
+    const std::vector<RankWork> work = slot_work(request_, nano_batches, pass_, other_work);
     rank_ps_.resize(work.size());
     double longest_linear = 0, longest_attention = 0;
     int64_t load = 0;
@@ -98,9 +98,9 @@ std::vector<int> partners(const PipelineRequest& request, std::span<const int> n
 }  // namespace
 
 SlotTime slot_time(const PipelineRequest& request, const Plan& plan,
-                   std::span<const int> nano_batches, Pass pass) {
+                   std::span<const int> nano_batches, Pass pass, const OtherWork& other_work) {
   TickTime time(request, pass);
-  time.add(plan, nano_batches);
+  time.add(plan, nano_batches, other_work);
   const TickFigures figures = time.figures(/*working=*/0);
   const std::vector<int> partner = partners(request, nano_batches);
   return {.compute_ps = figures.planned_ps,
@@ -120,7 +120,7 @@ std::vector<TickFigures> tick_figures(const PipelineRequest& request, const Pipe
       std::vector<int> nano_batches;
       for (int stage = 0; stage < plan.grid.stages; ++stage)
         nano_batches.push_back(plan.nano_batch(tick, stage, slot));
-      time.add(plan.plans[index], nano_batches);
+      time.add(plan.plans[index], nano_batches, {.weights = plan.weights_of(tick, slot)});
     }
     all.push_back(time.figures(plan.ticks[tick].num_working()));
   }

@@ -36,7 +36,7 @@ struct SlotTime {
 /// (CHECK). Counts in exchange_ps: Q, K, V and O forward; dO, Q, K, V again and their gradients
 /// backward; all at request.bytes_per_us. Ignores: LSE, delta, latencies.
 SlotTime slot_time(const PipelineRequest& request, const Plan& plan,
-                   std::span<const int> nano_batches, Pass pass);
+                   std::span<const int> nano_batches, Pass pass, const OtherWork& other_work = {});
 
 /// One tick, all slots together. Bytes are those of forward of one layer step, without LSE.
 struct TickFigures {

@@ -1,6 +1,7 @@
 #include "distca/plan/pipeline/validate_pipeline.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "distca/plan/validate_parts.h"
@@ -20,6 +21,7 @@ class PipelineValidator {
       find_ticks();
       check_order();
       check_memory();
+      check_weight_gradients();
       check_homes();
       check_slots();
       check_plans();
@@ -126,6 +128,51 @@ class PipelineValidator {
                stage, held, most);
         break;
       }
+    }
+  }
+
+  /// A micro-batch's weight gradients are outstanding from its backward tick until the tick in
+  /// which the last of them is played. Its own backward is over before others may be left.
+  void check_weight_gradients() {
+    if (plan_.weight_gradients.empty() || !violations_.none()) return;
+    if (plan_.weight_gradients.size() != plan_.ticks.size()) {
+      report("weight gradients of {} ticks, there are {}", plan_.weight_gradients.size(),
+             plan_.ticks.size());
+      return;
+    }
+    for (int stage = 0; stage < stages(); ++stage) {
+      for (int slot = 0; slot < plan_.slots; ++slot) check_weight_gradients(stage, slot);
+    }
+  }
+  void check_weight_gradients(int stage, int slot) {
+    std::set<int64_t> left;
+    for (int tick = 0; tick < static_cast<int>(plan_.ticks.size()); ++tick) {
+      const StageWeights& weights = plan_.weight_gradients[tick][slot][stage];
+      if (weights.leaves) {
+        const int64_t nano = nano_of(tick, stage, slot);
+        if (nano < 0 || plan_.ticks[tick].stages[stage].pass == Pass::kForward) {
+          report("tick {} slot {}: stage {} leaves weight gradients without backward", tick, slot,
+                 stage);
+        } else {
+          left.insert(nano);
+        }
+        if (std::ssize(left) > plan_.outstanding_weight_gradients) {
+          report("tick {} slot {}: stage {} has left weight gradients of {} nano-batches, not {}",
+                 tick, slot, stage, left.size(), plan_.outstanding_weight_gradients);
+        }
+      }
+      for (const int nano : weights.plays) {
+        if (left.erase(nano) == 0 || nano == nano_of(tick, stage, slot)) {
+          report(
+              "tick {} slot {}: stage {} plays weight gradients of nano-batch {}, which it has "
+              "not left before",
+              tick, slot, stage, nano);
+        }
+      }
+    }
+    for (const int64_t nano : left) {
+      report("slot {}: stage {} never plays the weight gradients of nano-batch {}", slot, stage,
+             nano);
     }
   }
 

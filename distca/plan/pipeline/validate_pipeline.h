@@ -22,6 +22,9 @@ namespace distca {
 ///    in a later one than to the stage behind, and backward after forward;
 ///  - a stage holds at most min(M, 2 (P - 1 - stage) + 1) of M micro-batches at a time, as in the
 ///    phase-aligned order of P stages;
+///  - the weight gradients that a stage leaves are played once, in a later tick, and a slot has
+///  left
+///    those of at most as many nano-batches at a time as the plan says;
 ///  - a slot has a plan exactly if a stage has a nano-batch there. The plan has the documents of
 ///    these nano-batches in the order of the stages, on the workers of these stages in the layouts
 ///    `homes`, and no other row anywhere, on as many workers and servers as the grid has;

@@ -40,6 +40,7 @@ class Complete {
       return;
     }
     if (op.bucket < 0) ++phases_[{op.kind, op.pass, op.layer, op.nano_batch, op.is_receive}];
+    if (op.leaves_weights) ++left_[{op.layer, op.nano_batch}];
     if (op.nano_batch >= 0 && op.pass == Pass::kBackward) trains_ = true;
     if (op.kind == OpKind::kOptimizer) updates_ = true;
   }
@@ -73,6 +74,23 @@ class Complete {
     for (auto layer = static_cast<int>(stage.layers.begin); layer < stage.layers.end; ++layer) {
       expect(OpKind::kPreAttention, pass, layer, nano);
       expect(OpKind::kPostAttention, pass, layer, nano);
+      if (!forward) check_weight_gradient(layer, nano);
+    }
+  }
+  /// Weight gradients are computed if both phases of the layer have left them, and only then.
+  void check_weight_gradient(int layer, int nano) {
+    const auto found = left_.find({layer, nano});
+    const int leaving = found == left_.end() ? 0 : found->second;
+    const Op op{.kind = OpKind::kWeightGradient,
+                .pass = Pass::kBackward,
+                .layer = layer,
+                .nano_batch = nano};
+    if (leaving == 1) {
+      wrong_.push_back(fmt::format("one of two phases leaves {}", describe(op)));
+    } else if (leaving > 0) {
+      expect(op.kind, op.pass, layer, nano);
+    } else if (phases_.contains({op.kind, op.pass, layer, nano, false})) {
+      wrong_.push_back(fmt::format("nothing is left for {}", describe(op)));
     }
   }
 
@@ -112,6 +130,7 @@ class Complete {
   const Program& program_;
   std::vector<std::string>& wrong_;
   std::map<Phase, int> phases_;
+  std::map<std::pair<int, int>, int> left_;  // by layer and nano-batch: phases that leave weights
   std::map<std::tuple<int, Pass, int>, Step> steps_;  // by exchange, pass, layer step
   bool trains_ = false, updates_ = false;
 };

@@ -113,20 +113,28 @@ class Gradients {
     for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
       const Op& op = program_.ops[i];
       if (op.pass != Pass::kBackward || op.nano_batch < 0) continue;
-      const auto found = added.find({op.kind, op.layer});
-      if (found == added.end()) continue;
-      for (const Range& elements : found->second) {
-        const auto lies_behind = [&](const GradientBucket& bucket) {
-          return bucket.elements.begin >= elements.end;
-        };
-        auto bucket = std::ranges::partition_point(exchange.buckets, lies_behind);
-        for (; bucket != exchange.buckets.end() && bucket->elements.end > elements.begin;
-             ++bucket) {
-          const Found& of = found_[static_cast<size_t>(bucket - exchange.buckets.begin())];
-          behind(of.of[static_cast<size_t>(OpKind::kGradReduce)], i);
-          behind(of.of[static_cast<size_t>(OpKind::kGradAdd)], i);
-        }
+      // Weight gradients come after the phases that have left them, and complete both.
+      const std::vector<OpKind> phases =
+          op.kind != OpKind::kWeightGradient
+              ? std::vector{op.kind}
+              : std::vector{OpKind::kPreAttention, OpKind::kPostAttention};
+      for (const OpKind phase : phases) {
+        const auto found = added.find({phase, op.layer});
+        if (found == added.end()) continue;
+        for (const Range& elements : found->second) buckets_wait_for(i, elements);
       }
+    }
+  }
+  void buckets_wait_for(int32_t i, const Range& elements) {
+    const std::vector<GradientBucket>& buckets = program_.gradients->buckets;
+    const auto lies_behind = [&](const GradientBucket& bucket) {
+      return bucket.elements.begin >= elements.end;
+    };
+    auto bucket = std::ranges::partition_point(buckets, lies_behind);
+    for (; bucket != buckets.end() && bucket->elements.end > elements.begin; ++bucket) {
+      const Found& of = found_[static_cast<size_t>(bucket - buckets.begin())];
+      behind(of.of[static_cast<size_t>(OpKind::kGradReduce)], i);
+      behind(of.of[static_cast<size_t>(OpKind::kGradAdd)], i);
     }
   }
 

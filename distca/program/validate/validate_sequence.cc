@@ -227,6 +227,7 @@ class Sequence {
         ends_stage(i);
         break;
       case OpKind::kRedispatch:
+      case OpKind::kWeightGradient:
         say(i, "belongs to backward");
         break;
       default:
@@ -258,6 +259,10 @@ class Sequence {
       case OpKind::kPreAttention:
         needs_at_home(i, OpKind::kPostAttention, Pass::kBackward);
         needs_attention(i);
+        break;
+      case OpKind::kWeightGradient:
+        after(i, OpKind::kPreAttention, Pass::kBackward, op.layer);
+        after(i, OpKind::kPostAttention, Pass::kBackward, op.layer);
         break;
       case OpKind::kEmbed:
       case OpKind::kP2p:

@@ -1,4 +1,4 @@
-#include "bench/played_model.h"
+#include "distca/program/played_time.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -8,20 +8,20 @@
 
 #include "distca/base/error.h"
 
-namespace distca::bench {
+namespace distca {
 namespace {
 
-class Model {
+class PlayedStep {
  public:
-  Model(const std::vector<Program>& programs, const std::function<double(int, const Op&)>& seconds,
-        double message_s)
+  PlayedStep(const std::vector<Program>& programs,
+             const std::function<double(int, const Op&)>& seconds, double message_s)
       : programs_(programs),
         seconds_(seconds),
         message_s_(message_s),
         next_(programs.size(), 0),
         ranks_(programs.size()) {}
 
-  std::vector<ModelledRank> run() {
+  std::vector<PlayedTime> run() {
     for (bool goes_on = true; goes_on;) {
       goes_on = false;
       for (size_t rank = 0; rank < programs_.size(); ++rank) {
@@ -73,16 +73,16 @@ class Model {
   const std::function<double(int, const Op&)>& seconds_;
   double message_s_;
   std::vector<size_t> next_;  // [rank] operation
-  std::vector<ModelledRank> ranks_;
+  std::vector<PlayedTime> ranks_;
   std::map<std::tuple<int, int, uint32_t>, double> sent_;  // by (from, to, tag)
 };
 
 }  // namespace
 
-std::vector<ModelledRank> modelled(const std::vector<Program>& programs,
-                                   const std::function<double(int, const Op&)>& seconds,
-                                   double message_s) {
-  return Model(programs, seconds, message_s).run();
+std::vector<PlayedTime> played_times(const std::vector<Program>& programs,
+                                     const std::function<double(int, const Op&)>& seconds,
+                                     double message_s) {
+  return PlayedStep(programs, seconds, message_s).run();
 }
 
-}  // namespace distca::bench
+}  // namespace distca

@@ -1,0 +1,100 @@
+#include "distca/program/played_time.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "bench/pipeline_setup.h"
+#include "distca/program/validate/validate.h"
+
+namespace distca::bench {
+namespace {
+
+double end_of(const PacedStep& step, double message_s = 0) {
+  const auto price = [&](int rank, const Op& op) { return step.seconds(rank, op); };
+  double end = 0;
+  for (const PlayedTime& rank : played_times(step.programs(), price, message_s))
+    end = std::max(end, rank.end_s);
+  return end;
+}
+
+PacedSetting setting(int stages, int micro_batches) {
+  return {.stages = stages, .micro_batches = micro_batches, .layers = 2};
+}
+
+TEST(PlayedTime, a_single_micro_batch_goes_through_one_stage_after_another) {
+  const PacedStep step(setting(4, 1), PipelineArm::kHomePairs);
+  EXPECT_NEAR(end_of(step), 4 * step.busy_seconds(), 1e-9);
+  // Three p2p messages each way.
+  EXPECT_NEAR(end_of(step, /*message_s=*/0.5), 4 * step.busy_seconds() + 6 * 0.5, 1e-9);
+}
+
+TEST(PlayedTime, one_stage_is_never_waited_for) {
+  for (const PipelineArm arm : {PipelineArm::kHomeSingles, PipelineArm::kWholeEven}) {
+    const PacedStep step(setting(1, 3), arm);
+    EXPECT_NEAR(end_of(step), step.busy_seconds(), 1e-9);
+  }
+}
+
+TEST(PlayedTime, every_rank_works_its_prices_and_ends_no_sooner) {
+  const PacedStep step(setting(4, 4), PipelineArm::kWholeEven);
+  const auto price = [&](int rank, const Op& op) { return step.seconds(rank, op); };
+  double worked = 0;
+  for (const PlayedTime& rank : played_times(step.programs(), price, 0)) {
+    EXPECT_GE(rank.end_s, rank.worked_s);
+    worked += rank.worked_s / 4;
+  }
+  EXPECT_NEAR(worked, step.busy_seconds(), 1e-9);
+}
+
+/// The order of the operations makes ranks wait for no more than the plans say: a layer's latency a
+/// tick.
+TEST(PlayedTime, aligned_ticks_last_as_long_as_they_are_planned) {
+  for (const double share : {0.25, 0.4, 0.6}) {
+    PacedSetting eight = setting(4, 8);
+    eight.layers = 8;
+    eight.attention_share = share;
+    const PacedStep step(eight, PipelineArm::kWholeEven);
+    const double planned = tick_sums(step.parts()).planned_s;
+    EXPECT_LE(end_of(step), 1.01 * planned) << share;
+    EXPECT_GE(end_of(step), 0.98 * planned) << share;
+  }
+}
+
+/// Bounds of steps, as multiples of the time for which ranks are busy.
+struct Filled {
+  int stages, micro_batches;
+  double share;  // core attention's
+  double most_of_1, most_of_2, most_mixed;
+};
+
+TEST(PlayedTime, weight_gradients_that_wait_fill_ticks) {
+  for (const Filled& row :
+       {Filled{2, 4, 0.40, 1.035, 1.035, 1.035}, Filled{4, 8, 0.25, 1.16, 1.12, 1.13},
+        Filled{4, 8, 0.40, 1.09, 1.07, 1.09}, Filled{4, 8, 0.60, 1.04, 1.035, 1.05},
+        Filled{8, 16, 0.40, 1.12, 1.105, 1.13}}) {
+    PacedSetting eight = setting(row.stages, row.micro_batches);
+    eight.layers = 8;
+    eight.attention_share = row.share;
+    const auto over_busy = [&](PipelineArm arm) {
+      const PacedStep step(eight, arm);
+      EXPECT_THAT(validate(step.programs()), ::testing::IsEmpty()) << arm_name(arm);
+      const double busy = step.busy_seconds(), end = end_of(step);
+      fmt::print("{}, {}: {:.4f}\n", eight.name(), arm_name(arm), end / busy);
+      return end / busy;
+    };
+    EXPECT_LE(over_busy(PipelineArm::kWaits1), row.most_of_1);
+    const double two = over_busy(PipelineArm::kWaits2);
+    EXPECT_LE(two, row.most_of_2);
+    EXPECT_LE(over_busy(PipelineArm::kMixed2), row.most_mixed);
+    EXPECT_LT(two, over_busy(PipelineArm::kWholeEven));
+    const double bubble = over_busy(PipelineArm::kZeroBubble);
+    EXPECT_LT(bubble, over_busy(PipelineArm::kHomeSingles));
+    EXPECT_LT(two, bubble);
+  }
+}
+
+}  // namespace
+}  // namespace distca::bench

@@ -1,0 +1,73 @@
+#include "distca/forecast/pipeline_orders.h"
+
+#include <algorithm>
+#include <set>
+
+#include "distca/base/error.h"
+#include "distca/config/run_grid.h"
+#include "distca/cost/speeds.h"
+#include "distca/forecast/batch_programs.h"
+#include "distca/forecast/memory_peak.h"
+#include "distca/program/played_time.h"
+
+namespace distca {
+namespace {
+
+/// Seconds of an operation. With full recomputation, backward of a phase has its forward once more.
+double price(const Config& config, const Op& op) {
+  double flops = op.flops;
+  const bool is_phase = op.kind == OpKind::kPreAttention || op.kind == OpKind::kPostAttention;
+  if (config.train.recompute == Recompute::kFull && is_phase && op.pass == Pass::kBackward)
+    flops += op.leaves_weights ? op.flops : op.flops / 2;
+  return flops / (static_cast<double>(kAssumedTflops) * 1e12);
+}
+
+OrderForecast forecast(const Config& config, const Batch& batch, int num_workers) {
+  const BatchPlans plans = plan_later_batch(config, batch, num_workers);
+  const BatchPrograms made(config, plans, ProgramRequest::Kind::kTrain, num_workers);
+  OrderForecast order{.outstanding = config.parallel.outstanding_weight_gradients};
+  std::vector<Program> programs;
+  for (int rank = 0; rank < num_ranks(config, num_workers); ++rank) {
+    programs.push_back(made.of(rank));
+    PeakOfRank peak(config, rank, num_workers);
+    peak.add(programs.back());
+    order.peak_bytes = std::max(order.peak_bytes, peak.peak().total());
+    order.nano_batches_in_flight =
+        std::max(order.nano_batches_in_flight, most_in_flight(programs.back()));
+  }
+  const auto seconds = [&](int, const Op& op) { return price(config, op); };
+  for (const PlayedTime& rank : played_times(programs, seconds, /*message_s=*/0)) {
+    order.step_s = std::max(order.step_s, rank.end_s);
+    order.busy_s += rank.worked_s / static_cast<double>(programs.size());
+  }
+  return order;
+}
+
+/// Stages that compute their own attention have no dedicated server, and nothing fills their ticks.
+bool is_allowed(const Config& config) {
+  return config.parallel.pipeline_schedule != PipelineSchedule::kAtHome ||
+         (config.servers.dedicated == 0 && config.servers.capacity.empty() &&
+          config.plan.fill_ticks == FillTicks::kExact);
+}
+
+}  // namespace
+
+std::vector<OrderForecast> compare_orders(const Config& config, const Batch& batch,
+                                          int num_workers) {
+  DISTCA_CHECK(run_grid(config, num_workers).is_pipeline(), "there is no pipeline");
+  std::vector<OrderForecast> orders;
+  for (const PipelineScheduleName& of : kPipelineSchedules) {
+    for (const int64_t outstanding :
+         std::set<int64_t>{0, 1, 2, config.parallel.outstanding_weight_gradients}) {
+      Config one = config;
+      one.parallel.pipeline_schedule = of.schedule;
+      one.parallel.outstanding_weight_gradients = outstanding;
+      if (!is_allowed(one)) continue;
+      orders.push_back(forecast(one, batch, num_workers));
+      orders.back().schedule = of.name;
+    }
+  }
+  return orders;
+}
+
+}  // namespace distca

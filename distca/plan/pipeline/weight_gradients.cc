@@ -1,0 +1,300 @@
+#include "distca/plan/pipeline/weight_gradients.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/cost/finish_time.h"
+#include "distca/plan/pipeline/pipeline_plan.h"
+
+namespace distca {
+namespace {
+
+/// Forward and backward of a load of core attention, in sevenths of both.
+constexpr std::array<int64_t, 2> kSevenths{2, 5};
+constexpr int kMostRounds = 3;
+
+/// Plans one slot. Slots are played in turn, and a tick is as long as all of them together.
+class SlotWeights {
+ public:
+  SlotWeights(const PipelineRequest& request, std::span<const Tick> ticks, int slot)
+      : request_(request), stages_(request.grid.stages), slot_(slot) {
+    backward_.assign(stages_, {});
+    for (int stage = 0; stage < stages_; ++stage) {
+      for (int nano = 0; nano < std::ssize(request.nano_batches); ++nano)
+        weights_ps_.push_back(weights_ps_of(stage, nano));
+    }
+    for (size_t tick = 0; tick < ticks.size(); ++tick) add_tick(ticks[tick]);
+    for (size_t tick = 0; tick < ticks_.size(); ++tick) now_.length.push_back(length_of(tick));
+    now_.played.assign(stages_, std::vector<int64_t>(request.nano_batches.size(), -1));
+  }
+
+  /// [ticks][stages]
+  std::vector<std::vector<StageWeights>> plan() {
+    const Decisions none = now_;
+    Decisions best = now_;
+    Length shortest = total();
+    for (const size_t first_reach : {1, 2, 4, 1000}) {
+      now_ = none;
+      reach_ = first_reach * static_cast<size_t>(request_.outstanding_weight_gradients);
+      improve();
+      reach_ = ticks_.size();
+      improve();
+      if (total() < shortest) {
+        shortest = total();
+        best = now_;
+      }
+    }
+    return std::move(best.weights);
+  }
+
+ private:
+  struct SlotTick {
+    std::vector<int> nano_batches;   // [stages] -1 where there is none
+    std::vector<bool> is_backward;   // [stages] plays backward of its nano-batch
+    std::vector<int64_t> linear_ps;  // [stages] with weight gradients
+    int64_t load_sevenths = 0;       // core attention of one replica of each stage
+    bool is_played() const { return std::ranges::max(nano_batches) >= 0; }
+  };
+  /// The length of a tick, or of all. The shorter one is better, then the one with less linear work
+  /// beyond the mean.
+  struct Length {
+    int64_t ps = 0, beyond_ps = 0;
+    auto operator<=>(const Length&) const = default;
+  };
+  struct Decisions {
+    std::vector<std::vector<StageWeights>> weights;  // [ticks][stages]
+    std::vector<std::vector<int64_t>> played;        // [stages][nano-batches] tick, or -1
+    std::vector<Length> length;                      // [ticks] with these decisions
+  };
+
+  int nano_batch(const TickStage& stage) const {
+    const int nano = stage.micro_batch * request_.slots + slot_;
+    return stage.micro_batch >= 0 && nano < std::ssize(request_.nano_batches) ? nano : -1;
+  }
+
+  void add_tick(const Tick& tick) {
+    SlotTick made{.linear_ps = std::vector<int64_t>(stages_, 0)};
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      std::vector<int> of_pass(stages_, -1);
+      for (int stage = 0; stage < stages_; ++stage) {
+        if (tick.stages[stage].pass == pass) of_pass[stage] = nano_batch(tick.stages[stage]);
+      }
+      made.load_sevenths += slot_load(request_, of_pass) / request_.grid.replicas *
+                            kSevenths[static_cast<size_t>(pass)];
+      const std::vector<RankWork> work = slot_work(request_, of_pass, pass);
+      for (int stage = 0; stage < stages_; ++stage) made.linear_ps[stage] += slowest(work, stage);
+    }
+    for (int stage = 0; stage < stages_; ++stage) {
+      const int nano = nano_batch(tick.stages[stage]);
+      const bool is_backward = nano >= 0 && tick.stages[stage].pass == Pass::kBackward;
+      made.nano_batches.push_back(nano);
+      made.is_backward.push_back(is_backward);
+      if (is_backward) backward_[stage].push_back(ticks_.size());
+    }
+    ticks_.push_back(std::move(made));
+    now_.weights.emplace_back(stages_);
+  }
+
+  int64_t slowest(std::span<const RankWork> work, int stage) const {
+    double longest = 0;
+    for (int replica = 0; replica < request_.grid.replicas; ++replica)
+      longest = std::max(longest, linear_ps(work[request_.grid.rank(stage, replica)]));
+    return static_cast<int64_t>(longest);
+  }
+
+  int64_t weights_ps(int stage, int nano) const {
+    return weights_ps_[stage * request_.nano_batches.size() + nano];
+  }
+  int64_t weights_ps_of(int stage, int nano) const {
+    std::vector<int> alone(stages_, -1);
+    alone[stage] = nano;
+    std::vector<StageWeights> left(stages_);
+    left[stage].leaves = true;
+    return slowest(slot_work(request_, alone, Pass::kBackward), stage) -
+           slowest(slot_work(request_, alone, Pass::kBackward, {.weights = left}), stage);
+  }
+
+  Length length_of(size_t tick) const {
+    const int replicas = request_.grid.replicas;
+    const SlotTick& of = ticks_[tick];
+    std::vector<RankWork> work;
+    std::vector<int64_t> linear = of.linear_ps;
+    int64_t all_ps = 0;
+    for (int stage = 0; stage < stages_; ++stage) {
+      const StageWeights& weights = now_.weights[tick][stage];
+      if (weights.leaves) linear[stage] -= weights_ps(stage, of.nano_batches[stage]);
+      for (const int nano : weights.plays) linear[stage] += weights_ps(stage, nano);
+      int64_t attention = 0;
+      for (int replica = 0; replica < replicas; ++replica)
+        attention += request_.speeds[request_.grid.rank(stage, replica)].attention_ps_per_kload;
+      work.push_back({.other_ps = linear[stage],
+                      .attention_ps_per_kload = std::max<int64_t>(1, attention / (7 * replicas)),
+                      .serves = request_.in_place || request_.grid.dedicated == 0});
+      all_ps +=
+          linear[stage] + work.back().attention_ps_per_kload * of.load_sevenths / (1000 * stages_);
+    }
+    for (int rank = request_.grid.num_workers(); rank < request_.grid.num_ranks(); ++rank) {
+      const int64_t attention = request_.speeds[rank].attention_ps_per_kload * replicas;
+      work.push_back({.attention_ps_per_kload = std::max<int64_t>(1, attention / 7)});
+    }
+    Length length{.ps = least_ps(work, request_.balance_target, of.load_sevenths)};
+    const int64_t mean = all_ps / std::ssize(work);
+    for (const int64_t ps : linear) length.beyond_ps += std::max<int64_t>(0, ps - mean);
+    return length;
+  }
+  Length total() const {
+    Length sum;
+    for (const Length& length : now_.length) {
+      sum.ps += length.ps;
+      sum.beyond_ps += length.beyond_ps;
+    }
+    return sum;
+  }
+
+  void improve() {
+    for (int round = 0; round < kMostRounds; ++round) {
+      const Length before = total();
+      for (size_t tick = 0; tick < ticks_.size(); ++tick) decide(tick);
+      if (total() == before) break;
+    }
+  }
+
+  /// Decides what is left in this tick, and when it is played.
+  void decide(size_t tick) {
+    std::vector<int> new_ones;
+    for (int stage = 0; stage < stages_; ++stage) {
+      if (!ticks_[tick].is_backward[stage]) continue;
+      if (!now_.weights[tick][stage].leaves) {
+        new_ones.push_back(stage);
+      } else if (!keep_if_better([&] { return take_back(tick, stage) && leave(tick, stage); })) {
+        keep_if_better([&] { return take_back(tick, stage); });
+      }
+    }
+    const auto leave_all = [&] {
+      return std::ranges::all_of(new_ones, [&](int stage) { return leave(tick, stage); });
+    };
+    if (new_ones.empty() || keep_if_better(leave_all) || new_ones.size() == 1) return;
+    for (const int stage : new_ones) keep_if_better([&] { return leave(tick, stage); });
+  }
+
+  /// Makes a change, and takes it back unless it can be made and is for the better.
+  template <typename Change>
+  bool keep_if_better(const Change& change) {
+    const Decisions before = now_;
+    const Length length = total();
+    if (change() && total() < length) return true;
+    now_ = before;
+    return false;
+  }
+
+  /// Nano-batches of a stage whose weight gradients are left in this tick or earlier, and are not
+  /// played before it.
+  int outstanding(int64_t tick, int stage) const {
+    int count = 0;
+    for (const size_t left : backward_[stage]) {
+      if (static_cast<int64_t>(left) > tick || !now_.weights[left][stage].leaves) continue;
+      const int64_t played = now_.played[stage][ticks_[left].nano_batches[stage]];
+      count += played < 0 || played >= tick ? 1 : 0;
+    }
+    return count;
+  }
+
+  /// A stage leaves its weight gradients, and plays them where that prolongs a tick least. Returns
+  /// false if they cannot be.
+  bool leave(size_t tick, int stage) {
+    now_.weights[tick][stage].leaves = true;
+    now_.length[tick] = length_of(tick);
+    const int most = request_.outstanding_weight_gradients;
+    if (outstanding(static_cast<int64_t>(tick), stage) > most) return false;
+    const int nano = ticks_[tick].nano_batches[stage];
+    Length best{.ps = std::numeric_limits<int64_t>::max()};
+    int64_t where = -1;
+    const std::vector<size_t>& own = backward_[stage];
+    const size_t next =
+        static_cast<size_t>(std::ranges::lower_bound(own, tick) - own.begin()) + reach_;
+    const size_t end = next < own.size() ? own[next] : ticks_.size();
+    for (size_t other = tick + 1; other < end; ++other) {
+      const bool leaves = now_.weights[other][stage].leaves;
+      if (leaves && outstanding(static_cast<int64_t>(other), stage) > most) break;
+      if (!ticks_[other].is_played()) continue;
+      std::vector<int>& plays = now_.weights[other][stage].plays;
+      plays.push_back(nano);
+      Length longer = length_of(other);
+      plays.pop_back();
+      longer.ps -= now_.length[other].ps;
+      longer.beyond_ps -= now_.length[other].beyond_ps;
+      if (longer >= best) continue;
+      best = longer;
+      where = static_cast<int64_t>(other);
+    }
+    if (where < 0) return false;
+    now_.weights[where][stage].plays.push_back(nano);
+    now_.length[where] = length_of(where);
+    now_.played[stage][nano] = where;
+    return true;
+  }
+  bool take_back(size_t tick, int stage) {
+    const int nano = ticks_[tick].nano_batches[stage];
+    now_.weights[tick][stage].leaves = false;
+    now_.length[tick] = length_of(tick);
+    const int64_t played = std::exchange(now_.played[stage][nano], -1);
+    std::erase(now_.weights[played][stage].plays, nano);
+    now_.length[played] = length_of(played);
+    return true;
+  }
+
+  const PipelineRequest& request_;
+  const int stages_, slot_;
+  std::vector<SlotTick> ticks_;
+  /// [stages x nano-batches] The gradients by matrices of all layers of the stage.
+  std::vector<int64_t> weights_ps_;
+  std::vector<std::vector<size_t>> backward_;  // [stages] ticks of its backward, in order
+  Decisions now_;
+  size_t reach_ = 0;
+};
+
+}  // namespace
+
+WeightGradients plan_weight_gradients(const PipelineRequest& request, std::span<const Tick> ticks) {
+  DISTCA_CHECK_GE(request.outstanding_weight_gradients, 0);
+  if (request.grid.stages == 1 || request.outstanding_weight_gradients == 0 || !request.trains ||
+      request.speeds.empty())
+    return {};
+  WeightGradients all(ticks.size());
+  bool leaves = false;
+  for (int slot = 0; slot < request.slots; ++slot) {
+    std::vector<std::vector<StageWeights>> of_slot = SlotWeights(request, ticks, slot).plan();
+    for (size_t tick = 0; tick < ticks.size(); ++tick) {
+      leaves |= std::ranges::any_of(of_slot[tick], &StageWeights::leaves);
+      all[tick].push_back(std::move(of_slot[tick]));
+    }
+  }
+  return leaves ? all : WeightGradients{};
+}
+
+WeightGradients weight_gradients_in_idle_ticks(std::span<const Tick> ticks, int outstanding) {
+  if (ticks.empty() || outstanding == 0) return {};
+  const size_t stages = ticks[0].stages.size();
+  WeightGradients all(ticks.size(), {std::vector<StageWeights>(stages)});
+  bool leaves = false;
+  for (size_t stage = 0; stage < stages; ++stage) {
+    std::vector<size_t> left;  // ticks of backward
+    for (size_t tick = 0; tick < ticks.size(); ++tick) {
+      const TickStage& own = ticks[tick].stages[stage];
+      if (own.micro_batch < 0 && !left.empty()) {
+        all[left.front()][0][stage].leaves = leaves = true;
+        all[tick][0][stage].plays = {ticks[left.front()].stages[stage].micro_batch};
+        left.erase(left.begin());
+      } else if (own.micro_batch >= 0 && own.pass == Pass::kBackward &&
+                 std::ssize(left) < outstanding) {
+        left.push_back(tick);
+      }
+    }
+  }
+  return leaves ? all : WeightGradients{};
+}
+
+}  // namespace distca

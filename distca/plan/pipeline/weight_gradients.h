@@ -1,0 +1,48 @@
+#pragma once
+// Gradients by matrices that wait. In backward of a layer, the next layer needs the gradient by its
+// rows at once; nobody needs those by its matrices before the end of the step. So a stage may leave
+// them where it is the slowest of its tick, and compute them in a later tick in which it would wait
+// for others: most of all in fill and drain ticks.
+//
+//   request.outstanding_weight_gradients = 2;  // PipelineRequest request
+//   const WeightGradients weights = plan_weight_gradients(request, ticks);
+//   weights[tick][slot][stage].leaves  // those of the nano-batch that the stage plays there
+//
+// The types are plain values. Any thread may call the function.
+
+#include <span>
+#include <vector>
+
+#include "distca/plan/pipeline/ticks.h"
+
+namespace distca {
+
+struct PipelineRequest;
+
+/// Weight gradients of a stage in a slot of a tick.
+struct StageWeights {
+  bool leaves = false;  // the stage leaves those of the nano-batch that it plays
+  /// The nano-batches of which it computes what it has left, in order.
+  std::vector<int> plays;
+  bool operator==(const StageWeights&) const = default;
+};
+
+/// [ticks][slots][stages] Empty if none is left.
+using WeightGradients = std::vector<std::vector<std::vector<StageWeights>>>;
+
+/// Decides what each stage leaves, and in which later tick it computes it. At any time, a slot of a
+/// stage has left those of at most request.outstanding_weight_gradients nano-batches. A change is
+/// kept if it makes the sum of the least lengths of all ticks (cost/finish_time.h) smaller, or,
+/// where that stays equal, the linear work beyond the ranks' mean. Ticks are gone through in order,
+/// several times: in each, first all stages that play backward leave theirs together, then each
+/// alone, and what is left already is placed again. With one stage, a bound of 0, or unknown
+/// speeds, nothing is left. Counts linear work of the slowest replica of each stage and core
+/// attention, by the request's speeds; ignores exchanges. All arithmetic is in integers.
+WeightGradients plan_weight_gradients(const PipelineRequest& request, std::span<const Tick> ticks);
+
+/// Decides the same for stages that do not share core attention. In a tick without a micro-batch,
+/// such a stage waits: there it computes what it has left longest, one nano-batch's (as zero-bubble
+/// schedules do). What finds no such tick is not left.
+WeightGradients weight_gradients_in_idle_ticks(std::span<const Tick> ticks, int outstanding);
+
+}  // namespace distca
