@@ -46,14 +46,18 @@ std::vector<TickSpan> tick_spans(const PacedStep& step, int rank, const Program&
     const double seconds = event->end_s - event->begin_s;
     const bool is_attention = op.kind == OpKind::kCoreAttention;
     if (op.nano_batch >= 0 || is_attention) {
-      const int tick = op.nano_batch >= 0 ? tick_of(parts, stage, op.nano_batch, op.pass)
-                                          : parts.order().exchanges[op.exchange].tick;
+      const bool has_waited =
+          op.kind == OpKind::kWeightGradient;  // its backward was in an earlier tick
+      const int tick = has_waited           ? op.tick
+                       : op.nano_batch >= 0 ? tick_of(parts, stage, op.nano_batch, op.pass)
+                                            : parts.order().exchanges[op.exchange].tick;
       TickSpan& span =
           spans
               .try_emplace(tick, TickSpan{.tick = tick, .begin_s = event->begin_s, .pass = op.pass})
               .first->second;
       span.end_s = event->end_s;
-      if (op.nano_batch >= 0) span.micro_batch = op.nano_batch / parts.request().slots;
+      if (op.nano_batch >= 0 && !has_waited)
+        span.micro_batch = op.nano_batch / parts.request().slots;
       const double own = is_attention ? own_share(parts, rank, program, op) : 0;
       (is_attention ? span.own_s : span.linear_s) += is_attention ? own * seconds : seconds;
       if (is_attention) span.served_s += (1 - own) * seconds;

@@ -63,10 +63,12 @@ class Ticks:
         """Counts the time from begin to end of a compute event of a rank of this stage (-1: of none)."""
         tick = self.steps[event.step].setdefault(
             event.tick, {"passes": set(), "stages": set(), "computed": [], "linear": [0] * self.num_ranks})
-        tick["passes"].add(event.operation.partition(" ")[0])
         tick["computed"].append((begin, end))
         if " core_attention" not in event.operation:
             tick["linear"][event.rank] += end - begin
+        if " weight_gradient" in event.operation:  # of an earlier tick, which it fills
+            return
+        tick["passes"].add(event.operation.partition(" ")[0])
         if event.nano_batch >= 0:
             tick["stages"].add(stage)
             self.micro_batches.add(event.micro_batch)

@@ -305,7 +305,16 @@ void print_orders(const std::vector<OrderForecast>& orders, bool as_json) {
   Json list = Json::array();
   Table table({"pipeline_schedule", "outstanding", "step ms", "busy ms", "step / busy", "in flight",
                "peak GiB"});
+  std::string refusals;
   for (const OrderForecast& order : orders) {
+    if (!order.refused.empty()) {
+      list.push_back({{"pipeline_schedule", order.schedule},
+                      {"outstanding_weight_gradients", order.outstanding},
+                      {"refused", order.refused}});
+      table.add_row({order.schedule, std::to_string(order.outstanding), "refused", "", "", "", ""});
+      refusals += fmt::format("{} with {}: {}\n", order.schedule, order.outstanding, order.refused);
+      continue;
+    }
     const double over_busy = order.step_s / order.busy_s;
     list.push_back({{"pipeline_schedule", order.schedule},
                     {"outstanding_weight_gradients", order.outstanding},
@@ -326,8 +335,8 @@ void print_orders(const std::vector<OrderForecast>& orders, bool as_json) {
       "none.\n"
       "outstanding: parallel.outstanding_weight_gradients; in flight: nano-batches, and peak: "
       "memory\n"
-      "of tensors, each of the rank with most\n\n{}\n",
-      kAssumedTflops, table.to_string());
+      "of tensors, each of the rank with most\n\n{}{}\n",
+      kAssumedTflops, table.to_string(), refusals);
 }
 
 void print_program_of(const Config& config, const BatchPlans& plans, int num_workers, int rank) {

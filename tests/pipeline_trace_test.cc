@@ -174,7 +174,10 @@ TEST_F(PipelineTrace, of_any_grid_has_micro_batches_and_stages_less_one_ticks_ea
   for (int stages = 1; stages <= 8; ++stages) {
     for (int micro_batches = 1; micro_batches <= 16; ++micro_batches) {
       const std::vector<std::vector<int64_t>> lengths(2 * micro_batches, {9, 5});
-      const PipelineStyle style{.layers = std::vector<int64_t>(stages, 1), .lengths = lengths};
+      // Weight gradients that fill other ticks change neither their passes nor who works in them.
+      const PipelineStyle style{.layers = std::vector<int64_t>(stages, 1),
+                                .lengths = lengths,
+                                .outstanding = stages == 1 ? 0 : micro_batches % 3};
       std::vector<TraceRank> ranks;
       std::vector<std::string> texts;
       std::array<std::set<int>, 2> seen;  // [pass]
@@ -182,7 +185,8 @@ TEST_F(PipelineTrace, of_any_grid_has_micro_batches_and_stages_less_one_ticks_ea
         const std::vector<TraceEvent> events = recorded(program);
         for (const TraceEvent& event : events) {
           const bool forward = event.name.starts_with(pass_name(Pass::kForward));
-          if (event.tick >= 0) seen[forward ? 0 : 1].insert(event.tick);
+          const bool has_waited = event.name.find(" weight_gradient") != std::string::npos;
+          if (event.tick >= 0 && !has_waited) seen[forward ? 0 : 1].insert(event.tick);
         }
         ranks.push_back({.stage = program.stage.index});
         texts.push_back(chrome_events(static_cast<int>(texts.size()), ranks.back(), events));

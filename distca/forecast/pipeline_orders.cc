@@ -46,8 +46,7 @@ OrderForecast forecast(const Config& config, const Batch& batch, int num_workers
 /// Stages that compute their own attention have no dedicated server, and nothing fills their ticks.
 bool is_allowed(const Config& config) {
   return config.parallel.pipeline_schedule != PipelineSchedule::kAtHome ||
-         (config.servers.dedicated == 0 && config.servers.capacity.empty() &&
-          config.plan.fill_ticks == FillTicks::kExact);
+         (config.servers.dedicated == 0 && config.plan.fill_ticks == FillTicks::kExact);
 }
 
 }  // namespace
@@ -63,7 +62,11 @@ std::vector<OrderForecast> compare_orders(const Config& config, const Batch& bat
       one.parallel.pipeline_schedule = of.schedule;
       one.parallel.outstanding_weight_gradients = outstanding;
       if (!is_allowed(one)) continue;
-      orders.push_back(forecast(one, batch, num_workers));
+      try {
+        orders.push_back(forecast(one, batch, num_workers));
+      } catch (const Error& error) {
+        orders.push_back({.refused = error.what(), .outstanding = outstanding});
+      }
       orders.back().schedule = of.name;
     }
   }

@@ -17,6 +17,7 @@
 namespace distca {
 
 struct OrderForecast {
+  std::string refused;             // why it cannot be planned; then the figures are 0
   std::string schedule;            // parallel.pipeline_schedule
   int64_t outstanding = 0;         // parallel.outstanding_weight_gradients
   double step_s = 0;               // end of the last rank, by prices, if messages take no time
@@ -28,7 +29,7 @@ struct OrderForecast {
 /// One line for each schedule that the configuration allows, with 0, 1 and 2 outstanding weight
 /// gradients and with the configuration's own number, which all else is taken from. Prices: matrix
 /// products and core attention at kAssumedTflops; ignores all else that an operation does, and
-/// exchanges. The run must have a pipeline (CHECK). Throws as plan_later_batch() does.
+/// exchanges. The run must have a pipeline (CHECK).
 std::vector<OrderForecast> compare_orders(const Config& config, const Batch& batch,
                                           int num_workers);
 

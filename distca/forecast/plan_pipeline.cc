@@ -86,11 +86,7 @@ void check_activations(const Config& config, const RunGrid& run, const PipelineP
     const int64_t in_flight =
         std::min<int64_t>(int64_t{request.slots} * most_in_flight(parts.ticks(), stage),
                           std::ssize(request.nano_batches));
-    const int64_t waiting =
-        parts.weight_gradients().empty()
-            ? 0
-            : std::min<int64_t>(int64_t{request.slots} * request.outstanding_weight_gradients,
-                                std::ssize(request.nano_batches));
+    const int64_t waiting = most_outstanding(parts.weight_gradients(), stage);
     const int64_t bytes = in_flight * token_bytes + waiting * left_token_bytes(model);
     const double gib = static_cast<double>(tokens * bytes) / 0x1p30;
     DISTCA_THROW_IF(

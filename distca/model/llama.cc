@@ -296,9 +296,11 @@ at::Tensor Llama::pre_attention_backward(int layer, const at::Tensor& x, const R
     s.add(norm, d_norm);
     return d_x;
   };
-  const std::vector<at::Tensor> d_rows = {flat(unplaced(d_q, w.q_norm, kept.q, kept.q_factors)),
-                                          flat(unplaced(d_k, w.k_norm, kept.k, kept.k_factors)),
-                                          flat(d_v)};
+  std::vector<at::Tensor> d_rows = {flat(unplaced(d_q, w.q_norm, kept.q, kept.q_factors)),
+                                    flat(unplaced(d_k, w.k_norm, kept.k, kept.k_factors)),
+                                    flat(d_v)};
+  // On a device, the gradients by Q, K and V are pieces of one tensor, all of which would be kept.
+  if (left != nullptr && !d_v.device().is_cpu()) d_rows[2] = d_rows[2].clone();
   {
     const at::Tensor h = kept.norm.again(x, w.input_norm, s.config.rms_norm_eps, s.compute);
     const Matrix* const matrices[] = {&w.q, &w.k, &w.v};

@@ -28,6 +28,10 @@ std::vector<Tick> ticks_of(const PipelineStepRequest& step, int micro_batches) {
 
 }  // namespace
 
+std::string_view schedule_name(PipelineSchedule schedule) {
+  return std::ranges::find(kPipelineSchedules, schedule, &PipelineScheduleName::schedule)->name;
+}
+
 PipelineParts::PipelineParts(PipelineStepRequest request)
     : request_(std::move(request)),
       shape_(shape_of(request_)),
@@ -39,7 +43,10 @@ PipelineParts::PipelineParts(PipelineStepRequest request)
     order_ = at_home_order(shape_, ticks_, weight_gradients_);
     plan_at_home();
   } else {
-    weight_gradients_ = plan_weight_gradients(request_.request, ticks_);
+    if (request_.schedule == PipelineSchedule::kAligned)
+      aligned_ = make_pipeline_plan(request_.request);
+    weight_gradients_ =
+        aligned_ ? aligned_->weight_gradients : plan_weight_gradients(request_.request, ticks_);
     order_ = pooled_order(shape_, ticks_, weight_gradients_);
     plan_pooled();
   }
@@ -51,10 +58,7 @@ PipelineParts::PipelineParts(PipelineStepRequest request)
 /// without these stages' rows.
 void PipelineParts::plan_pooled() {
   const PipelineRequest& asked = request_.request;
-  if (request_.schedule == PipelineSchedule::kAligned) {
-    aligned_ = make_pipeline_plan(asked);
-    plans_ = aligned_->plans;
-  }
+  if (aligned_) plans_ = aligned_->plans;
   std::map<std::tuple<std::vector<int>, Pass, int>, size_t> others;
   for (const OrderedExchange& exchange : order_.exchanges) {
     if (aligned_) {
@@ -143,7 +147,12 @@ std::string PipelineParts::hash() const {
 
 std::vector<std::string> PipelineParts::violations(const ValidateOptions& options) const {
   std::vector<std::string> all;
-  if (aligned_) all = validate(*aligned_, options);
+  all = aligned_ ? validate(*aligned_, options)
+                 : weight_gradient_violations(
+                       ticks_, weight_gradients_,
+                       {.slots = shape_.slots,
+                        .nano_batches = shape_.nano_batches,
+                        .outstanding = request_.request.outstanding_weight_gradients});
   ValidateOptions of_rest = options;
   of_rest.even_tokens = false;  // idle stages hold none
   for (size_t i = aligned_ ? aligned_->plans.size() : 0; i < plans_.size(); ++i) {

@@ -44,6 +44,8 @@ inline constexpr std::array<PipelineScheduleName, 3> kPipelineSchedules{{
     {"1f1b", "each stage computes its own core attention", PipelineSchedule::kAtHome},
 }};
 
+std::string_view schedule_name(PipelineSchedule schedule);
+
 struct PipelineStepRequest {
   /// For kAtHome, slots must be 1. A step that does not train plays forward ticks, which are the
   /// same for all schedules.

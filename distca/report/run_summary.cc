@@ -173,9 +173,11 @@ std::string start_text(const Config& config, const std::string& data, const RunG
       fmt::format("{}{} ({}), {} parameters", run.describe(), servers,
                   backend_name(config.comm.backend), with_thousands(config.model.num_parameters()));
   const bool alone = config.train.overlap == Overlap::kPingPong && config.batch.nano_batches == 1;
-  const bool at_home = config.parallel.pipeline_schedule == PipelineSchedule::kAtHome;
   const std::string schedule =
-      run.is_pipeline() ? fmt::format(", pipeline schedule {}", at_home ? "1f1b" : "aligned") : "";
+      run.is_pipeline() ? fmt::format(", pipeline schedule {} with {} outstanding weight gradients",
+                                      schedule_name(config.parallel.pipeline_schedule),
+                                      config.parallel.outstanding_weight_gradients)
+                        : "";
   const bool some_hold_none = config.batch.nano_batch_tokens < run.grid.replicas;
   const std::string steps = fmt::format(
       "{} of {} x {} tokens{}, scheduler {}, tolerance {}, overlap {}{}{}",

@@ -131,49 +131,14 @@ class PipelineValidator {
     }
   }
 
-  /// A micro-batch's weight gradients are outstanding from its backward tick until the tick in
-  /// which the last of them is played. Its own backward is over before others may be left.
   void check_weight_gradients() {
-    if (plan_.weight_gradients.empty() || !violations_.none()) return;
-    if (plan_.weight_gradients.size() != plan_.ticks.size()) {
-      report("weight gradients of {} ticks, there are {}", plan_.weight_gradients.size(),
-             plan_.ticks.size());
-      return;
-    }
-    for (int stage = 0; stage < stages(); ++stage) {
-      for (int slot = 0; slot < plan_.slots; ++slot) check_weight_gradients(stage, slot);
-    }
-  }
-  void check_weight_gradients(int stage, int slot) {
-    std::set<int64_t> left;
-    for (int tick = 0; tick < static_cast<int>(plan_.ticks.size()); ++tick) {
-      const StageWeights& weights = plan_.weight_gradients[tick][slot][stage];
-      if (weights.leaves) {
-        const int64_t nano = nano_of(tick, stage, slot);
-        if (nano < 0 || plan_.ticks[tick].stages[stage].pass == Pass::kForward) {
-          report("tick {} slot {}: stage {} leaves weight gradients without backward", tick, slot,
-                 stage);
-        } else {
-          left.insert(nano);
-        }
-        if (std::ssize(left) > plan_.outstanding_weight_gradients) {
-          report("tick {} slot {}: stage {} has left weight gradients of {} nano-batches, not {}",
-                 tick, slot, stage, left.size(), plan_.outstanding_weight_gradients);
-        }
-      }
-      for (const int nano : weights.plays) {
-        if (left.erase(nano) == 0 || nano == nano_of(tick, stage, slot)) {
-          report(
-              "tick {} slot {}: stage {} plays weight gradients of nano-batch {}, which it has "
-              "not left before",
-              tick, slot, stage, nano);
-        }
-      }
-    }
-    for (const int64_t nano : left) {
-      report("slot {}: stage {} never plays the weight gradients of nano-batch {}", slot, stage,
-             nano);
-    }
+    if (!violations_.none()) return;
+    const WeightGradientBounds bounds{.slots = plan_.slots,
+                                      .nano_batches = static_cast<int>(plan_.nano_batches.size()),
+                                      .outstanding = plan_.outstanding_weight_gradients};
+    for (const std::string& line :
+         weight_gradient_violations(plan_.ticks, plan_.weight_gradients, bounds))
+      report("{}", line);
   }
 
   void check_homes() {
@@ -303,10 +268,88 @@ class PipelineValidator {
   std::vector<bool> used_;               // [plans]
 };
 
+/// Weight gradients of one stage in one slot. They are outstanding from their backward tick until
+/// the tick in which they are played, both included.
+class StageWeightsValidator {
+ public:
+  StageWeightsValidator(std::span<const Tick> ticks, const WeightGradients& weights,
+                        const WeightGradientBounds& bounds, Violations& violations)
+      : ticks_(ticks), weights_(weights), bounds_(bounds), violations_(violations) {}
+
+  void check(int stage, int slot) {
+    std::set<int64_t> left;
+    for (int tick = 0; tick < static_cast<int>(ticks_.size()); ++tick) {
+      const StageWeights& weights = weights_[tick][slot][stage];
+      const TickStage& own = ticks_[tick].stages[stage];
+      const int64_t nano = nano_of(own, slot);
+      if (weights.leaves && (nano < 0 || own.pass == Pass::kForward)) {
+        report("tick {} slot {}: stage {} leaves weight gradients without backward", tick, slot,
+               stage);
+      } else if (weights.leaves) {
+        left.insert(nano);
+      }
+      if (weights.leaves && std::ssize(left) > bounds_.outstanding) {
+        report("tick {} slot {}: stage {} has left weight gradients of {} nano-batches, not {}",
+               tick, slot, stage, left.size(), bounds_.outstanding);
+      }
+      for (const int played : weights.plays) {
+        if (left.erase(played) > 0 && played != nano) continue;
+        report(
+            "tick {} slot {}: stage {} plays weight gradients of nano-batch {}, which it has not "
+            "left before",
+            tick, slot, stage, played);
+      }
+    }
+    for (const int64_t nano : left) {
+      report("slot {}: stage {} never plays the weight gradients of nano-batch {}", slot, stage,
+             nano);
+    }
+  }
+
+ private:
+  template <typename... Args>
+  void report(fmt::format_string<Args...> format, Args&&... args) {
+    violations_.report(format, std::forward<Args>(args)...);
+  }
+  int64_t nano_of(const TickStage& stage, int slot) const {
+    const int64_t nano = int64_t{stage.micro_batch} * bounds_.slots + slot;
+    return stage.micro_batch >= 0 && nano < bounds_.nano_batches ? nano : -1;
+  }
+
+  std::span<const Tick> ticks_;
+  const WeightGradients& weights_;
+  const WeightGradientBounds& bounds_;
+  Violations& violations_;
+};
+
 }  // namespace
 
 std::vector<std::string> validate(const PipelinePlan& plan, const ValidateOptions& options) {
   return PipelineValidator(plan, options).run();
+}
+
+std::vector<std::string> weight_gradient_violations(std::span<const Tick> ticks,
+                                                    const WeightGradients& weights,
+                                                    const WeightGradientBounds& bounds) {
+  if (weights.empty()) return {};
+  Violations violations(ValidateOptions().max_violations);
+  if (weights.size() != ticks.size())
+    violations.report("weight gradients of {} ticks, there are {}", weights.size(), ticks.size());
+  for (size_t tick = 0; tick < std::min(weights.size(), ticks.size()); ++tick) {
+    const size_t stages = ticks[tick].stages.size();
+    const bool fits = weights[tick].size() == static_cast<size_t>(bounds.slots) &&
+                      std::ranges::all_of(weights[tick], [stages](const auto& slot) {
+                        return slot.size() == stages;
+                      });
+    if (!fits) violations.report("tick {}: weight gradients of other slots or stages", tick);
+  }
+  if (violations.none() && !ticks.empty()) {
+    StageWeightsValidator validator(ticks, weights, bounds, violations);
+    for (int stage = 0; stage < std::ssize(ticks[0].stages); ++stage) {
+      for (int slot = 0; slot < bounds.slots; ++slot) validator.check(stage, slot);
+    }
+  }
+  return std::move(violations).lines();
 }
 
 }  // namespace distca

@@ -7,6 +7,7 @@
 //
 // Any thread may call the function.
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,5 +34,14 @@ namespace distca {
 /// The options hold for each plan and, in even_tokens and max_violations, for the whole. Whether
 /// tokens are even is checked within the stages, since idle stages hold none.
 std::vector<std::string> validate(const PipelinePlan& plan, const ValidateOptions& options = {});
+
+/// Returns the violations of weight gradients alone, for ticks in any order (slots: of a
+/// micro-batch; nano_batches: of the step; outstanding: how many of a slot may be left at a time).
+struct WeightGradientBounds {
+  int slots = 1, nano_batches = 0, outstanding = 0;
+};
+std::vector<std::string> weight_gradient_violations(std::span<const Tick> ticks,
+                                                    const WeightGradients& weights,
+                                                    const WeightGradientBounds& bounds);
 
 }  // namespace distca

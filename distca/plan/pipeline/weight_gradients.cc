@@ -15,6 +15,7 @@ namespace {
 /// Forward and backward of a load of core attention, in sevenths of both.
 constexpr std::array<int64_t, 2> kSevenths{2, 5};
 constexpr int kMostRounds = 3;
+__extension__ using Wide = __int128;
 
 /// Plans one slot. Slots are played in turn, and a tick is as long as all of them together.
 class SlotWeights {
@@ -22,30 +23,29 @@ class SlotWeights {
   SlotWeights(const PipelineRequest& request, std::span<const Tick> ticks, int slot)
       : request_(request), stages_(request.grid.stages), slot_(slot) {
     backward_.assign(stages_, {});
+    weights_ps_.assign(stages_, std::vector<int64_t>(request.nano_batches.size(), 0));
     for (int stage = 0; stage < stages_; ++stage) {
-      for (int nano = 0; nano < std::ssize(request.nano_batches); ++nano)
-        weights_ps_.push_back(weights_ps_of(stage, nano));
+      for (size_t nano = slot; nano < request.nano_batches.size(); nano += request.slots)
+        weights_ps_[stage][nano] = weights_ps_of(stage, static_cast<int>(nano));
     }
-    for (size_t tick = 0; tick < ticks.size(); ++tick) add_tick(ticks[tick]);
-    for (size_t tick = 0; tick < ticks_.size(); ++tick) now_.length.push_back(length_of(tick));
+    set_servers();
+    for (const Tick& tick : ticks) add_tick(tick);
     now_.played.assign(stages_, std::vector<int64_t>(request.nano_batches.size(), -1));
+    now_.length.resize(ticks.size());
+    for (size_t tick = 0; tick < ticks_.size(); ++tick) set_length(tick);
   }
 
   /// [ticks][stages]
   std::vector<std::vector<StageWeights>> plan() {
     const Decisions none = now_;
     Decisions best = now_;
-    Length shortest = total();
     for (const size_t first_reach : {1, 2, 4, 1000}) {
       now_ = none;
       reach_ = first_reach * static_cast<size_t>(request_.outstanding_weight_gradients);
       improve();
       reach_ = ticks_.size();
       improve();
-      if (total() < shortest) {
-        shortest = total();
-        best = now_;
-      }
+      if (now_.total < best.total) best = now_;
     }
     return std::move(best.weights);
   }
@@ -56,6 +56,7 @@ class SlotWeights {
     std::vector<bool> is_backward;   // [stages] plays backward of its nano-batch
     std::vector<int64_t> linear_ps;  // [stages] with weight gradients
     int64_t load_sevenths = 0;       // core attention of one replica of each stage
+    int64_t attention_ps = 0;        // the time that it would take on one rank
     bool is_played() const { return std::ranges::max(nano_batches) >= 0; }
   };
   /// The length of a tick, or of all. The shorter one is better, then the one with less linear work
@@ -68,11 +69,37 @@ class SlotWeights {
     std::vector<std::vector<StageWeights>> weights;  // [ticks][stages]
     std::vector<std::vector<int64_t>> played;        // [stages][nano-batches] tick, or -1
     std::vector<Length> length;                      // [ticks] with these decisions
+    Length total;
+  };
+  /// A decision that a change has replaced.
+  struct Replaced {
+    size_t tick;
+    int stage;
+    StageWeights weights;
+    int nano;  // whose `played` was replaced, too
+    int64_t played;
   };
 
   int nano_batch(const TickStage& stage) const {
     const int nano = stage.micro_batch * request_.slots + slot_;
     return stage.micro_batch >= 0 && nano < std::ssize(request_.nano_batches) ? nano : -1;
+  }
+
+  /// A rank for each stage, with the mean speed of its replicas, and dedicated servers, of which a
+  /// replica of each stage has its share.
+  void set_servers() {
+    const int64_t replicas = request_.grid.replicas;
+    for (int stage = 0; stage < stages_; ++stage) {
+      int64_t attention = 0;
+      for (int replica = 0; replica < replicas; ++replica)
+        attention += request_.speeds[request_.grid.rank(stage, replica)].attention_ps_per_kload;
+      servers_.push_back({.attention_ps_per_kload = std::max<int64_t>(1, attention / 7 / replicas),
+                          .serves = request_.in_place || request_.grid.dedicated == 0});
+    }
+    for (int rank = request_.grid.num_workers(); rank < request_.grid.num_ranks(); ++rank) {
+      const int64_t attention = request_.speeds[rank].attention_ps_per_kload * replicas;
+      servers_.push_back({.attention_ps_per_kload = std::max<int64_t>(1, attention / 7)});
+    }
   }
 
   void add_tick(const Tick& tick) {
@@ -87,6 +114,8 @@ class SlotWeights {
       const std::vector<RankWork> work = slot_work(request_, of_pass, pass);
       for (int stage = 0; stage < stages_; ++stage) made.linear_ps[stage] += slowest(work, stage);
     }
+    made.attention_ps =
+        static_cast<int64_t>(Wide{servers_[0].attention_ps_per_kload} * made.load_sevenths / 1000);
     for (int stage = 0; stage < stages_; ++stage) {
       const int nano = nano_batch(tick.stages[stage]);
       const bool is_backward = nano >= 0 && tick.stages[stage].pass == Pass::kBackward;
@@ -105,9 +134,6 @@ class SlotWeights {
     return static_cast<int64_t>(longest);
   }
 
-  int64_t weights_ps(int stage, int nano) const {
-    return weights_ps_[stage * request_.nano_batches.size() + nano];
-  }
   int64_t weights_ps_of(int stage, int nano) const {
     std::vector<int> alone(stages_, -1);
     alone[stage] = nano;
@@ -117,48 +143,35 @@ class SlotWeights {
            slowest(slot_work(request_, alone, Pass::kBackward, {.weights = left}), stage);
   }
 
-  Length length_of(size_t tick) const {
-    const int replicas = request_.grid.replicas;
+  Length length_of(size_t tick) {
     const SlotTick& of = ticks_[tick];
-    std::vector<RankWork> work;
-    std::vector<int64_t> linear = of.linear_ps;
-    int64_t all_ps = 0;
+    int64_t all_ps = of.attention_ps;
     for (int stage = 0; stage < stages_; ++stage) {
       const StageWeights& weights = now_.weights[tick][stage];
-      if (weights.leaves) linear[stage] -= weights_ps(stage, of.nano_batches[stage]);
-      for (const int nano : weights.plays) linear[stage] += weights_ps(stage, nano);
-      int64_t attention = 0;
-      for (int replica = 0; replica < replicas; ++replica)
-        attention += request_.speeds[request_.grid.rank(stage, replica)].attention_ps_per_kload;
-      work.push_back({.other_ps = linear[stage],
-                      .attention_ps_per_kload = std::max<int64_t>(1, attention / (7 * replicas)),
-                      .serves = request_.in_place || request_.grid.dedicated == 0});
-      all_ps +=
-          linear[stage] + work.back().attention_ps_per_kload * of.load_sevenths / (1000 * stages_);
+      int64_t& linear = servers_[stage].other_ps;
+      linear = of.linear_ps[stage];
+      if (weights.leaves) linear -= weights_ps_[stage][of.nano_batches[stage]];
+      for (const int nano : weights.plays) linear += weights_ps_[stage][nano];
+      all_ps += linear;
     }
-    for (int rank = request_.grid.num_workers(); rank < request_.grid.num_ranks(); ++rank) {
-      const int64_t attention = request_.speeds[rank].attention_ps_per_kload * replicas;
-      work.push_back({.attention_ps_per_kload = std::max<int64_t>(1, attention / 7)});
-    }
-    Length length{.ps = least_ps(work, request_.balance_target, of.load_sevenths)};
-    const int64_t mean = all_ps / std::ssize(work);
-    for (const int64_t ps : linear) length.beyond_ps += std::max<int64_t>(0, ps - mean);
+    Length length{.ps = least_ps(servers_, request_.balance_target, of.load_sevenths)};
+    const int64_t mean = all_ps / std::ssize(servers_);
+    for (int stage = 0; stage < stages_; ++stage)
+      length.beyond_ps += std::max<int64_t>(0, servers_[stage].other_ps - mean);
     return length;
   }
-  Length total() const {
-    Length sum;
-    for (const Length& length : now_.length) {
-      sum.ps += length.ps;
-      sum.beyond_ps += length.beyond_ps;
-    }
-    return sum;
+  void set_length(size_t tick) {
+    const Length length = length_of(tick);
+    now_.total.ps += length.ps - now_.length[tick].ps;
+    now_.total.beyond_ps += length.beyond_ps - now_.length[tick].beyond_ps;
+    now_.length[tick] = length;
   }
 
   void improve() {
     for (int round = 0; round < kMostRounds; ++round) {
-      const Length before = total();
+      const Length before = now_.total;
       for (size_t tick = 0; tick < ticks_.size(); ++tick) decide(tick);
-      if (total() == before) break;
+      if (now_.total == before) break;
     }
   }
 
@@ -183,11 +196,19 @@ class SlotWeights {
   /// Makes a change, and takes it back unless it can be made and is for the better.
   template <typename Change>
   bool keep_if_better(const Change& change) {
-    const Decisions before = now_;
-    const Length length = total();
-    if (change() && total() < length) return true;
-    now_ = before;
+    const Length before = now_.total;
+    replaced_.clear();
+    if (change() && now_.total < before) return true;
+    for (auto one = replaced_.rbegin(); one != replaced_.rend(); ++one) {
+      now_.weights[one->tick][one->stage] = one->weights;
+      now_.played[one->stage][one->nano] = one->played;
+    }
+    for (const Replaced& one : replaced_) set_length(one.tick);
     return false;
+  }
+  /// To be called before what a stage does in this tick, or when it plays this nano-batch, changes.
+  void will_change(size_t tick, int stage, int nano) {
+    replaced_.push_back({tick, stage, now_.weights[tick][stage], nano, now_.played[stage][nano]});
   }
 
   /// Nano-batches of a stage whose weight gradients are left in this tick or earlier, and are not
@@ -195,7 +216,8 @@ class SlotWeights {
   int outstanding(int64_t tick, int stage) const {
     int count = 0;
     for (const size_t left : backward_[stage]) {
-      if (static_cast<int64_t>(left) > tick || !now_.weights[left][stage].leaves) continue;
+      if (static_cast<int64_t>(left) > tick) break;
+      if (!now_.weights[left][stage].leaves) continue;
       const int64_t played = now_.played[stage][ticks_[left].nano_batches[stage]];
       count += played < 0 || played >= tick ? 1 : 0;
     }
@@ -205,11 +227,12 @@ class SlotWeights {
   /// A stage leaves its weight gradients, and plays them where that prolongs a tick least. Returns
   /// false if they cannot be.
   bool leave(size_t tick, int stage) {
+    const int nano = ticks_[tick].nano_batches[stage];
+    will_change(tick, stage, nano);
     now_.weights[tick][stage].leaves = true;
-    now_.length[tick] = length_of(tick);
+    set_length(tick);
     const int most = request_.outstanding_weight_gradients;
     if (outstanding(static_cast<int64_t>(tick), stage) > most) return false;
-    const int nano = ticks_[tick].nano_batches[stage];
     Length best{.ps = std::numeric_limits<int64_t>::max()};
     int64_t where = -1;
     const std::vector<size_t>& own = backward_[stage];
@@ -231,29 +254,35 @@ class SlotWeights {
       where = static_cast<int64_t>(other);
     }
     if (where < 0) return false;
+    will_change(where, stage, nano);
     now_.weights[where][stage].plays.push_back(nano);
-    now_.length[where] = length_of(where);
     now_.played[stage][nano] = where;
+    set_length(where);
     return true;
   }
   bool take_back(size_t tick, int stage) {
     const int nano = ticks_[tick].nano_batches[stage];
+    const int64_t played = now_.played[stage][nano];
+    will_change(tick, stage, nano);
+    will_change(played, stage, nano);
     now_.weights[tick][stage].leaves = false;
-    now_.length[tick] = length_of(tick);
-    const int64_t played = std::exchange(now_.played[stage][nano], -1);
     std::erase(now_.weights[played][stage].plays, nano);
-    now_.length[played] = length_of(played);
+    now_.played[stage][nano] = -1;
+    set_length(tick);
+    set_length(played);
     return true;
   }
 
   const PipelineRequest& request_;
   const int stages_, slot_;
   std::vector<SlotTick> ticks_;
-  /// [stages x nano-batches] The gradients by matrices of all layers of the stage.
-  std::vector<int64_t> weights_ps_;
+  /// [stages][nano-batches] The gradients by matrices of all layers of the stage.
+  std::vector<std::vector<int64_t>> weights_ps_;
   std::vector<std::vector<size_t>> backward_;  // [stages] ticks of its backward, in order
+  std::vector<RankWork> servers_;              // [stages], then dedicated servers
   Decisions now_;
-  size_t reach_ = 0;
+  std::vector<Replaced> replaced_;
+  size_t reach_ = 0;  // backward ticks of the stage before which what it leaves must be played
 };
 
 }  // namespace
@@ -281,20 +310,31 @@ WeightGradients weight_gradients_in_idle_ticks(std::span<const Tick> ticks, int 
   WeightGradients all(ticks.size(), {std::vector<StageWeights>(stages)});
   bool leaves = false;
   for (size_t stage = 0; stage < stages; ++stage) {
-    std::vector<size_t> left;  // ticks of backward
+    std::vector<size_t> left;  // ticks of the last backwards whose weight gradients may be left
     for (size_t tick = 0; tick < ticks.size(); ++tick) {
       const TickStage& own = ticks[tick].stages[stage];
       if (own.micro_batch < 0 && !left.empty()) {
         all[left.front()][0][stage].leaves = leaves = true;
         all[tick][0][stage].plays = {ticks[left.front()].stages[stage].micro_batch};
         left.erase(left.begin());
-      } else if (own.micro_batch >= 0 && own.pass == Pass::kBackward &&
-                 std::ssize(left) < outstanding) {
+      } else if (own.micro_batch >= 0 && own.pass == Pass::kBackward) {
+        // Only what is played is left: without an idle tick until then, an earlier one is not.
+        if (std::ssize(left) == outstanding) left.erase(left.begin());
         left.push_back(tick);
       }
     }
   }
   return leaves ? all : WeightGradients{};
+}
+
+int most_outstanding(const WeightGradients& weights, int stage) {
+  int64_t now = 0, most = 0;
+  for (const auto& tick : weights) {
+    for (const auto& slot : tick) now += slot[stage].leaves ? 1 : 0;
+    most = std::max(most, now);
+    for (const auto& slot : tick) now -= std::ssize(slot[stage].plays);
+  }
+  return static_cast<int>(most);
 }
 
 }  // namespace distca

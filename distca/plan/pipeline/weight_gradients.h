@@ -37,12 +37,16 @@ using WeightGradients = std::vector<std::vector<std::vector<StageWeights>>>;
 /// several times: in each, first all stages that play backward leave theirs together, then each
 /// alone, and what is left already is placed again. With one stage, a bound of 0, or unknown
 /// speeds, nothing is left. Counts linear work of the slowest replica of each stage and core
-/// attention, by the request's speeds; ignores exchanges. All arithmetic is in integers.
+/// attention, by the request's speeds; ignores exchanges and sums of gradients. Times are compared
+/// as integers, which have the same bits on every machine.
 WeightGradients plan_weight_gradients(const PipelineRequest& request, std::span<const Tick> ticks);
 
-/// Decides the same for stages that do not share core attention. In a tick without a micro-batch,
-/// such a stage waits: there it computes what it has left longest, one nano-batch's (as zero-bubble
-/// schedules do). What finds no such tick is not left.
+/// The most nano-batches of a stage, in all slots, whose weight gradients are left at a time.
+int most_outstanding(const WeightGradients& weights, int stage);
+
+/// Decides the same for stages that do not share core attention, with one slot. In a tick without a
+/// micro-batch, such a stage waits: there it computes those of one nano-batch, the earliest of the
+/// last `outstanding` ones (as zero-bubble schedules do). What finds no such tick is not left.
 WeightGradients weight_gradients_in_idle_ticks(std::span<const Tick> ticks, int outstanding);
 
 }  // namespace distca

@@ -40,7 +40,9 @@ class Complete {
       return;
     }
     if (op.bucket < 0) ++phases_[{op.kind, op.pass, op.layer, op.nano_batch, op.is_receive}];
-    if (op.leaves_weights) ++left_[{op.layer, op.nano_batch}];
+    if (op.leaves_weights && op.pass == Pass::kBackward) ++left_[{op.layer, op.nano_batch}];
+    if (op.leaves_weights && op.pass == Pass::kForward)
+      wrong_.push_back(fmt::format("{} leaves weight gradients", describe(op)));
     if (op.nano_batch >= 0 && op.pass == Pass::kBackward) trains_ = true;
     if (op.kind == OpKind::kOptimizer) updates_ = true;
   }
