@@ -104,7 +104,9 @@ TEST(WeightGradients, wait_with_replicas_dedicated_servers_and_recomputation) {
         double step = 0;
         for (const TickFigures& tick : tick_figures(request, plan))
           step += static_cast<double>(tick.planned_ps);
-        if (before > 0) EXPECT_LT(step, before) << outstanding;
+        if (before > 0) {
+          EXPECT_LT(step, before) << outstanding;
+        }
         before = step;
       }
     }
@@ -152,7 +154,9 @@ TEST(WeightGradients, at_home_they_fill_ticks_without_a_micro_batch) {
       const StageWeights& of = weights[tick][0][stage];
       left += of.leaves ? 1 : 0;
       played += static_cast<int>(of.plays.size());
-      if (!of.plays.empty()) EXPECT_EQ(ticks[tick].stages[stage].micro_batch, -1);
+      if (!of.plays.empty()) {
+        EXPECT_EQ(ticks[tick].stages[stage].micro_batch, -1);
+      }
     }
   }
   EXPECT_GT(left, 3);
