@@ -75,8 +75,8 @@ void PipelineParts::plan_pooled() {
     const auto [place, is_new] = others.try_emplace(
         {exchange.nano_batches, exchange.pass, is_alone ? -1 : exchange.tick}, plans_.size());
     if (is_new) {
-      const std::vector<int> others_pass = nano_batches_of_other_pass(exchange);
-      OtherWork other_work{.nano_batches = others_pass};
+      const std::vector<int> of_other_pass = nano_batches_of_other_pass(exchange);
+      OtherWork other_work{.nano_batches = of_other_pass};
       if (!weight_gradients_.empty())
         other_work.weights = weight_gradients_[exchange.tick][exchange.slot];
       plans_.push_back(make_slot_plan(asked, exchange.nano_batches, exchange.pass, other_work));
@@ -85,17 +85,17 @@ void PipelineParts::plan_pooled() {
   }
 }
 
-/// [stages] Of the stages that play the other pass in the exchange's tick and slot. Empty if none
-/// does.
+/// [stages] The nano-batches of stages that play the other pass in the exchange's tick and slot.
+/// Empty if none does.
 std::vector<int> PipelineParts::nano_batches_of_other_pass(const OrderedExchange& exchange) const {
-  std::vector<int> other_work(grid().stages, -1);
+  std::vector<int> nano_batches(grid().stages, -1);
   for (int stage = 0; stage < grid().stages; ++stage) {
     const TickStage& of = ticks_[exchange.tick].stages[stage];
     const int nano = of.micro_batch * shape_.slots + exchange.slot;
     if (of.micro_batch >= 0 && of.pass != exchange.pass && nano < shape_.nano_batches)
-      other_work[stage] = nano;
+      nano_batches[stage] = nano;
   }
-  return std::ranges::max(other_work) < 0 ? std::vector<int>() : other_work;
+  return std::ranges::max(nano_batches) < 0 ? std::vector<int>() : nano_batches;
 }
 
 void PipelineParts::plan_at_home() {
