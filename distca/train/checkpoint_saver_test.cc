@@ -19,6 +19,7 @@
 
 #include <cmath>
 
+#include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/batch/test_folder.h"
@@ -347,6 +348,17 @@ TEST_F(CheckpointSaverTest, a_folder_that_a_rank_sees_late_is_waited_for) {
     const RunGrid run = run_grid(config, way.workers());
     CheckpointSaver(config, facts_of(config, way), "0123", 0, comm, run);
   });
+}
+
+TEST_F(CheckpointSaverTest, a_checkpoint_that_rank_0_cannot_open_is_waited_for_by_none) {
+  const Way way{.replicas = 2};
+  const Config config = testing::config_of(way, folder_ / "none", "float32");
+  const Stopwatch watch;
+  EXPECT_THROW(
+      run_ranks(way.workers(), {.timeout_s = 60},
+                [&](Communicator& comm) { open_checkpoint(comm, config, checkpoint("none")); }),
+      Error);
+  EXPECT_LT(watch.seconds(), late_folder_s(config));
 }
 
 TEST_F(CheckpointSaverTest, what_rank_0_cannot_write_alone_needs_a_folder_that_all_see) {

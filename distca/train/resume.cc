@@ -106,9 +106,13 @@ std::unique_ptr<CheckpointReader> open_checkpoint(Communicator& comm, const Conf
   const fs::path run = config.train.output_dir;
   const fs::path folder = is_own ? checkpoints_folder(run) / reported : fs::path(reported);
   std::unique_ptr<CheckpointReader> reader;
+  const auto open = [&] { reader = std::make_unique<CheckpointReader>(folder); };
+  // No rank waits for a checkpoint to appear that rank 0 cannot open.
+  do_on_rank_0(comm, config.comm.timeout_s, kOperation, open);
   do_long_work(comm, config.comm.timeout_s, kOperation, [&] {
-    if (comm.rank() > 0) appears(folder / kIndexFile, late_folder_s(config));
-    reader = std::make_unique<CheckpointReader>(folder);
+    if (comm.rank() == 0) return;
+    appears(folder / kIndexFile, late_folder_s(config));
+    open();
   });
   return reader;
 }
