@@ -25,8 +25,9 @@ demo: setup      ## train a small Llama on Python's standard library, 2 local wo
 test-setup:
 	@scripts/setup.sh --test
 
+# One more at a time than cores: ranks of many tests wait for each other and for deadlines.
 test: test-setup build ## build and run the tests, without those labelled "full"
-	@ctest --preset release -j $(JOBS) -LE full
+	@ctest --preset release -j $$(($(JOBS) + 1)) -LE full
 	@JOBS=$(JOBS) scripts/test_python.sh
 
 test-full: test-setup build ## build and run every test

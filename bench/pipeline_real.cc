@@ -47,16 +47,27 @@ LlamaConfig model_of(const RealSetting& setting) {
 }
 
 /// The ways to play a batch, which are compared.
-enum Way : size_t { kOurs, kAgain, kPaper, kPairs, kSingles, kEvenPacked, kDataParallel, kWays };
+enum Way : size_t {
+  kOurs,
+  kAgain,
+  kWaits1,
+  kWaits2,
+  kPaper,
+  kPairs,
+  kSingles,
+  kEvenPacked,
+  kDataParallel,
+  kWays
+};
 constexpr std::array<const char*, kWays> kWayNames{
-    "aligned, whole even",       "aligned, whole even, again",
-    "aligned, attention even",   "1F1B, pairs",
-    "1F1B, single nano-batches", "1F1B, documents packed by work",
-    "data parallel, balanced"};
-constexpr std::array kJudged{kOurs, kAgain, kPairs, kSingles};
+    "aligned, whole even",       "aligned, whole even, again",     "aligned, 1 outstanding",
+    "aligned, 2 outstanding",    "aligned, attention even",        "1F1B, pairs",
+    "1F1B, single nano-batches", "1F1B, documents packed by work", "data parallel, balanced"};
+constexpr std::array kJudged{kOurs, kAgain, kWaits1, kWaits2, kPairs, kSingles};
 
 PipelineArm arm_of(Way way) {
   constexpr std::array kArms{PipelineArm::kWholeEven,     PipelineArm::kWholeEven,
+                             PipelineArm::kWaits1,        PipelineArm::kWaits2,
                              PipelineArm::kAttentionEven, PipelineArm::kHomePairs,
                              PipelineArm::kHomeSingles,   PipelineArm::kHomeSingles};
   return kArms[way];
@@ -255,7 +266,8 @@ RealStep RealMeasurer::run(Way way, size_t batch) {
 void RealMeasurer::warm_up() {
   const double bound = same_step_bound(num_tokens(batches_[0]));
   double loss = 0;
-  for (const Way way : {kOurs, kAgain, kPaper, kSingles, kDataParallel, kPairs, kEvenPacked}) {
+  for (const Way way :
+       {kOurs, kAgain, kWaits1, kWaits2, kPaper, kSingles, kDataParallel, kPairs, kEvenPacked}) {
     const StepFigures step = run(way, 0).figures;
     if (way == kOurs) loss = step.loss;
     const bool is_same_step = way != kPairs && way != kEvenPacked;

@@ -20,6 +20,7 @@ HOME = ("1F1B, pairs", "1F1B, single nano-batches")
 # Paced: weight gradients may wait.
 WAITS, WAITS_AGAIN, MIXED = "aligned, 2 outstanding", "aligned, 2 outstanding, again", "mixed, 2 outstanding"
 ZERO_BUBBLE = "1F1B, zero bubble"
+REAL_WAITS = ("aligned, 1 outstanding", WAITS)
 PACED_ARMS = (WAITS, WAITS_AGAIN, "aligned, 1 outstanding", OURS, MIXED, "mixed", EVEN, ZERO_BUBBLE, *HOME)
 
 
@@ -136,6 +137,10 @@ def real_setting(out, speeds, lines):
     theirs = seconds_of(rounds, home)
     figure = figure_of(quotient(theirs, ours), quotient(theirs, again), out.bar("real_over_home", **facts))
     out.say(judged(out, f"{home}, over ours", figure, times=False))
+    for name in REAL_WAITS:
+        waits = seconds_of(rounds, name)
+        figure = figure_of(quotient(ours, waits), quotient(ours, again), out.bar("real_waits", **facts))
+        out.say(judged(out, f"{OURS}, over {name}", figure, times=False))
     closed = [1 - (plan["linear_s"] + plan["attention_s"] + plan["ends_s"]) / plan["least_s"] for plan in plans]
     above, itself = [], []
     for line in rounds:

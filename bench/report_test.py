@@ -397,7 +397,7 @@ class Pipelines(unittest.TestCase):
         self.assertEqual(self.paced(rounds=5).verdicts, {"reached": 6, "not decidable here": 3})
         self.assertEqual(self.paced(rounds=4).verdicts, {"reached": 3, "not decidable here": 6})
 
-    def real(self, share=0.41, ours=3.0, idle=0.08):
+    def real(self, share=0.41, ours=3.0, idle=0.08, waits=2.9):
         model = dict.fromkeys(("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
                                "num_key_value_heads", "head_dim"), 1)
         speeds = {"line": "speeds", "linear_ns": [1, 2], "attention_ns": [1, 2.5]}
@@ -405,17 +405,18 @@ class Pipelines(unittest.TestCase):
         plan = {"line": "plan", "linear_s": 1.7, "attention_s": 1.1, "ends_s": 0.05, "attention_share": share, "least_s": 3}
         figures = {"idle_share": idle, "core_idle_share": 0, "exchange_processor_s": 0.1, "computed_s": 2, "attention_s": 1}
         arms = {"aligned, whole even": ours, "aligned, whole even, again": ours, "1F1B, pairs": 3.6,
-                "1F1B, single nano-batches": 3.3}
+                "1F1B, single nano-batches": 3.3, "aligned, 1 outstanding": 2.9, "aligned, 2 outstanding": waits}
         rounds = [{"line": "round", "batch": 0, "arms": {name: {"s": s} | figures for name, s in arms.items()}}] * 15
         out = Report("pipeline")
         report_pipeline.pipeline(out, {"part": "real", "rounds": 15, "shown_rounds": 5}, [speeds, setting, plan, *rounds])
         return out
 
     def test_real_steps_are_judged_where_attention_has_its_share(self):
-        self.assertEqual(self.real().verdicts, {"reached": 2})
+        self.assertEqual(self.real().verdicts, {"reached": 4})
         self.assertIn("idle above the closed form (5.0 %), in points: 3.00", self.real(idle=0.08).text())
-        self.assertEqual(self.real(ours=3.1).verdicts, {"reached": 1, "missed": 1})
-        self.assertEqual(self.real(idle=0.09).verdicts, {"reached": 1, "missed": 1})
+        self.assertEqual(self.real(ours=3.1).verdicts, {"reached": 3, "missed": 1})
+        self.assertEqual(self.real(idle=0.09).verdicts, {"reached": 3, "missed": 1})
+        self.assertEqual(self.real(waits=3.01).verdicts, {"reached": 3, "missed": 1})
         self.assertEqual(self.real(share=0.39).verdicts, {})
 
     def test_a_slow_wire_is_judged_beside_messages_of_one_byte(self):

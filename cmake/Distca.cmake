@@ -14,14 +14,6 @@ if(DISTCA_WITH_TORCH)
   target_precompile_headers(distca_torch_pch PRIVATE ${DISTCA_TORCH_PCH})
 endif()
 
-# distca_optimised(a.cc...): sources whose code takes minutes in a debug build are optimised there, too. They cannot
-# share precompiled headers with others then.
-function(distca_optimised)
-  if(CMAKE_BUILD_TYPE STREQUAL "Debug")
-    set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -O1 SKIP_PRECOMPILE_HEADERS ON)
-  endif()
-endfunction()
-
 # distca_library(NAME SOURCES a.cc... DEPS distca_base... [TORCH])
 # TORCH links libtorch and reuses the precompiled ATen header.
 function(distca_library name)

@@ -11,8 +11,10 @@ import torch.distributed as dist
 SECONDS = 300  # that ranks may take for one function, on a machine that has other work
 
 
-def _serve(pipe, rank, size, port, folders):
+def _serve(pipe, rank, size, port, folders, environment):
     sys.path[:] = folders
+    os.environ.clear()  # of when the server started
+    os.environ.update(environment)
     import torch
 
     torch.set_num_threads(1)
@@ -34,13 +36,15 @@ class Ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self.size = size
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        spawn = multiprocessing.get_context("spawn")
+        server = multiprocessing.get_context("forkserver")  # which imports once what takes seconds
+        server.set_forkserver_preload(["torch.distributed", "distca", "transformers.modeling_utils"])
         self.pipes, self.processes = [], []
         self.late = []  # ranks that had not answered when another one failed: their answers belong to no later test
         self.ended = ""  # why they were ended before their time
         for rank in range(size):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_serve, args=(theirs, rank, size, self.store.port, sys.path), daemon=True)
+            ours, theirs = server.Pipe()
+            process = server.Process(target=_serve, daemon=True,
+                                     args=(theirs, rank, size, self.store.port, sys.path, dict(os.environ)))
             process.start()
             theirs.close()
             self.pipes.append(ours)
