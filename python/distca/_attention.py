@@ -87,7 +87,8 @@ def _recomputed(forwards, layer) -> _Forward:
             )
         if found:
             return found[0]
-    raise ValueError("attention is recomputed and its forward is not there: checkpoint with use_reentrant=False")
+    raise ValueError("attention is recomputed and its forward is not there: checkpoint with use_reentrant=False, and make "
+                     "cu_seqlens_q outside of what is checkpointed, which makes another tensor when it is recomputed")
 
 
 def _forward_of(cu_seqlens, name, layer, begin) -> _Forward:

@@ -74,8 +74,6 @@ def _digest(tokens) -> int:
 
 def _check_labels(labels, tokens):
     """Labels are shifted here. Those that are the next tokens already would be shifted twice, and nobody would notice."""
-    if not isinstance(labels, torch.Tensor) or labels.shape != tokens.shape:
-        return  # which is refused like any other item
     counts = labels[..., :-1] != IGNORED
     following, own = (int((labels[..., :-1] == ids)[counts].sum()) for ids in (tokens[..., 1:], tokens[..., :-1]))
     if following == int(counts.sum()) > max(own, 1):
@@ -95,8 +93,11 @@ def _read(batch) -> tuple[dict, list]:
         raise ValueError(f"a batch that is dealt over ranks has input_ids [rows, tokens], this one has {found}")
     if mask is not None and (mask.dim() != 2 or not bool((mask == 1).all())):
         raise ValueError("attention_mask is not all ones: a batch that is dealt over ranks is packed")
-    if "labels" in given and "shift_labels" not in given:
-        _check_labels(given["labels"], tokens)
+    labels = given.get("labels")
+    if labels is not None and "shift_labels" not in given:
+        if not isinstance(labels, torch.Tensor) or labels.shape != tokens.shape or labels.is_floating_point():
+            raise ValueError(f"labels have no integer for each token of input_ids {list(tokens.shape)}")
+        _check_labels(labels, tokens)
         given["shift_labels"] = torch.nn.functional.pad(given["labels"], (0, 1), value=IGNORED)[..., 1:]
     shape, columns = tuple(tokens.shape), {}
     for name, value in given.items():
@@ -108,7 +109,8 @@ def _read(batch) -> tuple[dict, list]:
         if not has_integers or tuple(value.shape) != shape:
             raise ValueError(f"{name} has no integer for each token of input_ids {list(shape)}: it cannot be dealt over ranks, "
                              "leave it out (documents begin where position_ids are 0)")
-        columns[name] = value.cpu().flatten().long()
+        column = value.cpu().flatten()
+        columns[name] = column if column.dtype == torch.bool else column.long()
     return columns, [end - begin for begin, end in pairwise(find_documents(shape, given))]
 
 
@@ -123,6 +125,8 @@ class Dealer:
         self.group, self.shape, self.nano_batches, self.gradients = group, shape, nano_batches, gradients
         self.device, self.is_plain = device or "cpu", device is None
         self.has_warned = False
+        self.gives_labels = True  # beside shift_labels
+        self.samples = None  # [batches of this rank's loader] how many samples each has, where that is known
         self.under_way = None  # the step that was yielded last, while a loop runs
         of = resolved(group)
         self.rank, self.ranks = (dist.get_rank(of), dist.get_world_size(of)) if of is not None else (0, 1)
@@ -142,8 +146,12 @@ class Dealer:
                 columns, lengths = _read(batch)
                 targets = int((columns["shift_labels"] != IGNORED).sum()) if "shift_labels" in columns else 0
                 rows = batch["input_ids"].shape[0]
-                mine |= {"lengths": lengths, "names": sorted(columns), "targets": targets,
-                         "samples": rows if rows > 1 else sum(map(bool, lengths)), "digest": _digest(columns["input_ids"])}
+                samples = rows if rows > 1 else sum(map(bool, lengths))
+                if self.samples is not None and batches < len(self.samples):
+                    samples = self.samples[batches]
+                flags = [name for name, column in columns.items() if column.dtype == torch.bool]
+                mine |= {"lengths": lengths, "names": sorted(columns), "flags": flags, "targets": targets, "samples": samples,
+                         "digest": _digest(columns["input_ids"])}
         except Exception as raised:
             mine["error"] = str(raised) if isinstance(raised, ValueError) else f"{type(raised).__name__}: {raised}"
         said = [json.loads(text) for text in ops.all_texts(name_of(self.group), json.dumps(mine))]
@@ -178,13 +186,13 @@ class Dealer:
             sum(one.get("samples", 0) for one in givers),
             *_routes(self.rank, layout, begins),
         )
-        names = next((one["names"] for one in said if "names" in one), ["input_ids", "shift_labels"])
-        own = [columns[name] for name in names] if dealt.own else [torch.zeros(0, dtype=torch.int64, device="cpu")] * len(names)
+        names, flags = next(((one["names"], one["flags"]) for one in said if "names" in one), (["input_ids", "shift_labels"], []))
+        own = [columns[name].long() for name in names] if dealt.own else [torch.zeros(0, dtype=torch.int64, device="cpu")] * len(names)
         rows = dealt.deal(torch.stack(own, 1))
-        batch = {name: rows[:, i][None].contiguous() for i, name in enumerate(names)}
+        batch = {name: rows[:, i][None].to(torch.bool if name in flags else torch.int64).contiguous() for i, name in enumerate(names)}
         if "position_ids" not in batch:
             batch["position_ids"] = position_ids(torch.cat(mine))[None]
-        if "shift_labels" in batch:
+        if "shift_labels" in batch and self.gives_labels:
             batch["labels"] = batch["shift_labels"]
         batch = {name: value.to(self.device) for name, value in batch.items()}
         if self.is_plain:

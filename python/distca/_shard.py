@@ -44,18 +44,19 @@ def shard(loader, shape: Shape, *, group=None, at_once: int | None = None, accum
     Errors. ValueError in one line about arguments. RuntimeError, on all ranks, names the rank whose batch cannot be dealt,
     has other items, or does not come.
     """
-    return steps(Dealer(group, shape, at_once, 1, gradients), loader, accumulate)
+    head_dim = shape.head_dim + -shape.head_dim % 8  # of any size in attention, which rounds it up, too
+    return steps(Dealer(group, shape._replace(head_dim=head_dim), at_once, 1, gradients), loader, accumulate)
 
 
 def steps(dealer, loader, accumulate=1):
     """The loader that `shard` returns."""
-    _check_accelerate(loader, accumulate)
+    check_accelerate(loader, accumulate)
     if not isinstance(accumulate, int) or accumulate < 1:
         raise ValueError(f"accumulate = {accumulate!r}: steps whose gradients are added up, 1 or more")
     return Planned(Steps(dealer, loader, accumulate))
 
 
-def _check_accelerate(loader, accumulate):
+def check_accelerate(loader, accumulate=1):
     """Raises ValueError for what Accelerate would do to steps that are dealt."""
     state = sys.modules.get("accelerate.state")
     kinds = [kind.__name__ for kind in type(loader).__mro__]
@@ -124,8 +125,10 @@ class Steps:
 
     def set_epoch(self, epoch):
         """Of the loader, and of a sampler within it, which Trainer would look for."""
-        within = getattr(getattr(self.loader, "batch_sampler", None), "batch_sampler", None)
-        for one in (self.loader, within):
+        batches = getattr(self.loader, "batch_sampler", None)
+        within = getattr(batches, "batch_sampler", None)  # Accelerate's
+        samplers = [getattr(one, "sampler", None) for one in (self.loader, batches, within)]
+        for one in {id(one): one for one in (self.loader, batches, within, *samplers)}.values():
             if hasattr(one, "set_epoch"):
                 one.set_epoch(epoch)
 

@@ -95,7 +95,8 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
         (distca_documents is None and _is_served(),
          "the model keeps its keyword arguments from its attention: it is not served"),
         (distca_documents is None and torch.is_grad_enabled() and query.requires_grad,
-         "attention is called by a model that is not attached: distca.transformers.attach(model), and call that model"),
+         "attention is called by a model that is not attached: distca.transformers.attach(model), and call that model; a model "
+         "whose configuration an attached one has, too, needs a copy of its own (copy.deepcopy(config))"),
         (distca_documents is not None and key.shape[2] != query.shape[2],
          f"{query.shape[2]} queries and {key.shape[2]} keys: cross attention is not served"),
         (distca_documents is not None and attention_mask is not None and not ours,

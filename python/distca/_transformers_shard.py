@@ -1,7 +1,8 @@
 """Steps that are dealt over ranks, for an attached model of Transformers: which models may have them, and their evaluation."""
 
+import contextlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,10 +22,10 @@ class Evaluation:
 
     loss: float  # a target, the mean over all; NaN without targets
     targets: int
+    perplexity: float = field(init=False)
 
-    @property
-    def perplexity(self) -> float:
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+    def __post_init__(self):
+        object.__setattr__(self, "perplexity", math.exp(self.loss) if self.loss < 700 else math.inf)
 
 
 def dealer_of(model, decoder, attached, at_once, gradients, nano_batches=None) -> Dealer:
@@ -52,25 +53,57 @@ def dealer_of(model, decoder, attached, at_once, gradients, nano_batches=None) -
     return Dealer(attached.group, shape, at_once, count, gradients, device)
 
 
-def _keeps_rows_apart(decoder) -> bool:
-    """Whether a token's outputs are the same among others in another order, where attention gives each token its own V.
+def _can_be_tried(model) -> bool:
+    """A model that is sharded, or has no weights yet, is not."""
+    return not any(hasattr(weight, "_local_tensor") or weight.is_meta for weight in model.parameters())
 
-    A model that is sharded, or has no weights yet, is not asked.
+
+@contextlib.contextmanager
+def _tried(model):
+    """Calls of the model within compute no gradients, send nothing and give each token its own V as attention.
+
+    Gives eight tokens, which are their positions, too.
     """
-    weights = [*decoder.parameters()]
-    if any(hasattr(weight, "_local_tensor") or weight.is_meta for weight in weights):
-        return True
-    order, training = torch.tensor([3, 0, 6, 1], device=weights[0].device), [m for m in decoder.modules() if m.training]
-    tokens = (torch.arange(8, device=order.device) % decoder.config.get_text_config().vocab_size)[None]
-    decoder.eval()
+    training = [module for module in model.modules() if module.training]
+    device = next(model.parameters()).device
+    model.eval()
     try:
         with torch.no_grad(), under_way(AS_VALUES):
-            found = [decoder(input_ids=ids, position_ids=at, use_cache=False, return_dict=True).last_hidden_state[0].float()
-                     for ids, at in ((tokens, tokens), (tokens[:, order], tokens[:, order]))]
+            yield (torch.arange(8, device=device) % model.config.get_text_config().vocab_size)[None]
     finally:
         for module in training:
             module.training = True
+
+
+def _keeps_rows_apart(decoder) -> bool:
+    """Whether a token's outputs are the same among others in another order."""
+    if not _can_be_tried(decoder):
+        return True
+    with _tried(decoder) as tokens:
+        order = torch.tensor([3, 0, 6, 1], device=tokens.device)
+        found = [decoder(input_ids=ids, position_ids=ids, use_cache=False, return_dict=True).last_hidden_state[0].float()
+                 for ids in (tokens, tokens[:, order])]
     return bool((found[0][order] - found[1]).norm() <= _SAME * found[0].norm())
+
+
+def own_loss_of(model) -> str | None:
+    """A line that names a model whose loss is not the sum over shift_labels by num_items_in_batch.
+
+    One token counts, the first, of which nothing is left where a model shifts labels again.
+    """
+    if not _can_be_tried(model):
+        return None
+    with _tried(model) as tokens:
+        targets = torch.full_like(tokens, IGNORED)
+        targets[0, 0] = 1
+        try:
+            found = model(input_ids=tokens, position_ids=tokens, labels=targets, shift_labels=targets, num_items_in_batch=3,
+                          use_cache=False, return_dict=True)
+            wanted = torch.nn.functional.cross_entropy(found.logits[0, :1].float(), targets[0, :1]) / 3
+            good = bool((found.loss - wanted).abs() <= _SAME * wanted)
+        except (AttributeError, TypeError):  # it takes none of these, or has no loss
+            good = False
+    return None if good else f"the loss of {type(model).__name__} is not that of shift_labels divided by num_items_in_batch"
 
 
 def _rope_kinds(module) -> set:
@@ -87,7 +120,7 @@ def evaluated(dealer, loader, model) -> Evaluation:
             targets = batch.pop("shift_labels", None)
             if targets is None:
                 raise ValueError("evaluate: the loader gives no labels")
-            del batch["labels"]
+            batch.pop("labels", None)
             logits = model(**batch, use_cache=False).logits[0]
             targets = targets[0].to(logits.device)
             for rows, wanted in zip(logits.split(_ROWS), targets.split(_ROWS)):

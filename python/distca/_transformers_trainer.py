@@ -8,18 +8,22 @@ from accelerate.utils import DistributedType
 
 from distca._deal import DEALT
 from distca._served import refuse
-from distca._shard import Planned, Steps, steps
+from distca._shard import Planned, Steps, check_accelerate, steps
 
 # These modules have a loss that takes shift_labels.
 _LOSSES = ("transformers.trainer", "trl.trainer.sft_trainer", "axolotl.core.trainers.base")
 
 
-def shard_trainer(trainer, dealer, of_evaluation):
-    """Deals the steps of this Trainer, and the batches of its evaluations one by one. Raises ValueError."""
+def shard_trainer(trainer, dealer, of_evaluation, own_loss):
+    """Deals the steps of this Trainer, and the batches of its evaluations one by one. Raises ValueError.
+
+    own_loss: a line if the model's loss is not that of shift_labels.
+    """
     args, accelerator, of_loss = trainer.args, trainer.accelerator, type(trainer).compute_loss
     refuse(
         (not of_loss.__module__.startswith(_LOSSES), f"compute_loss of {type(trainer).__name__} is its own: labels are shifted and "
                                                      "dealt already, so Trainer and SFTTrainer are served"),
+        (own_loss is not None, f"{own_loss}: not served"),
         (trainer.compute_metrics is not None, "compute_metrics reads the predictions of whole rows: distca.unshard in a loop of "
                                               "your own gives them"),
         (trainer.compute_loss_func is not None, "compute_loss_func reads labels that are shifted and dealt already: not served"),
@@ -38,8 +42,13 @@ def shard_trainer(trainer, dealer, of_evaluation):
 
     def get_eval_dataloader(*given, **named):
         loader = of_eval(*given, **named)
-        if hasattr(loader.batch_sampler, "even_batches"):
+        check_accelerate(loader)
+        of_evaluation.samples = None
+        if loader.batch_sampler is not None:
             loader.batch_sampler.even_batches = False  # else Accelerate repeats samples
+            of_evaluation.samples = [len(indices) for indices in loader.batch_sampler]
+        elif dealer.ranks > 1:
+            raise ValueError("eval_dataset has no length, so Accelerate repeats its first samples at its end: give one with a length")
         trainer.gather_function = gather_function  # Trainer sets its own after each evaluation
         return Planned(Steps(of_evaluation, loader, 1, is_evaluation=True))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from distca._deal import DEALT
 from distca._group import balanced_calls, by_itself
 
 _BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}
@@ -47,6 +48,8 @@ def verify(model, batch, loss=None, bound=None) -> Verified:
     """
     if not torch.is_grad_enabled():
         raise ValueError("verify computes gradients: call it outside of no_grad and inference_mode")
+    if isinstance(batch, Mapping) and DEALT in batch:
+        raise ValueError("verify: each rank computes its batch alone, and this one is dealt over ranks: give a batch of the loader")
     parameters = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     kept = [(one, one.grad) for _, one in parameters]
     try:

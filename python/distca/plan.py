@@ -86,6 +86,8 @@ def plan_batch(cu_seqlens: Sequence[int], num_ranks: int, shape: Shape, *, windo
     window_left = _window_left(window_size)
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise PlanError(f"tolerance = {tolerance}: 0 or more, or None for the scheduler's own")
+    if not isinstance(shape, Shape):
+        raise PlanError(f"shape = {shape!r}: a Shape(num_heads, num_kv_heads, head_dim)")
     dtype = str(shape.dtype).removeprefix("torch.")
     request = {
         "num_ranks": num_ranks,

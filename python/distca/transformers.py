@@ -24,6 +24,7 @@ import inspect
 import math
 import sys
 import types
+import warnings
 from dataclasses import dataclass
 
 from distca._versions import require_transformers
@@ -39,7 +40,8 @@ from distca._ping_pong import require_greenlet  # noqa: E402
 from distca._served import in_pieces, refuse  # noqa: E402
 from distca._shard import steps  # noqa: E402
 from distca._transformers_attention import AS_SDPA, AS_VALUES, NAME, Documents, forward_under_way, under_way  # noqa: E402
-from distca._transformers_shard import Evaluation, dealer_of, evaluated  # noqa: E402
+from distca._transformers_config import attention_before, give_attention_back, take_attention  # noqa: E402
+from distca._transformers_shard import Evaluation, dealer_of, evaluated, own_loss_of  # noqa: E402
 
 __all__ = ["attach", "cu_seqlens_of", "detach", "evaluate", "shard"]
 
@@ -97,8 +99,8 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
         require_greenlet()
     decoder = _decoder_of(model)
     attached = _Attached(nano_batches, group, _linear_work(model) if nano_batches == 2 else 0,
-                         _takes_positions(decoder), _kinds(model.config))
-    model.set_attn_implementation(NAME)
+                         _takes_positions(decoder), attention_before(model))
+    take_attention(model, attached.before)
     _replace(decoder, _decoder_forward, attached)
     if decoder is not model:
         _replace(model, _forward, attached)
@@ -118,7 +120,7 @@ def detach(model: PreTrainedModel) -> None:
         del module.forward
         if module.forward.__func__ is not inner:  # it was replaced by another one before
             module.forward = types.MethodType(inner, module)
-    _set_kinds(model.config, attached.before)
+    give_attention_back(model, attached.before)
 
 
 def _replace(module, forward_of, attached):
@@ -134,17 +136,6 @@ def _replace(module, forward_of, attached):
     forward.__signature__ = inspect.signature(inner)  # Trainer and generate read it
     forward.distca, forward.distca_inner, forward.distca_itself = attached, inner, forward
     module.forward = types.MethodType(forward, module)
-
-
-def _kinds(config) -> dict:
-    return {"": config._attn_implementation,
-            **{name: _kinds(of) for name in config.sub_configs if (of := getattr(config, name)) is not None}}
-
-
-def _set_kinds(config, kinds):
-    config._attn_implementation = kinds[""]
-    for name in kinds.keys() - {""}:
-        _set_kinds(getattr(config, name), kinds[name])
 
 
 def attached_of(model) -> _Attached:
@@ -195,12 +186,22 @@ def shard(loader, model: PreTrainedModel | None = None, *, at_once: int | None =
     else than attention, or whose positions a rank cannot know by its own rows, and what `distca.shard` raises.
     """
     if not hasattr(loader, "get_train_dataloader"):
-        return steps(_dealer_of(model, at_once, gradients), loader, accumulate)
+        dealer, line = _dealer_of(model, at_once, gradients), own_loss_of(model)
+        if line is not None:
+            warnings.warn(f"{line}: steps have no labels, compute the loss of the logits and shift_labels", stacklevel=2)
+        dealer.gives_labels = line is None
+        return steps(dealer, loader, accumulate)
     from distca._transformers_trainer import shard_trainer
 
+    refuse(
+        (model is not None, "model: a Trainer has its own, leave it out"),
+        (accumulate != 1, f"accumulate = {accumulate}: a Trainer accumulates by its gradient_accumulation_steps"),
+        (gradients != "mean", f"gradients = {gradients!r}: a Trainer takes the mean over ranks"),
+    )
     model = loader.accelerator.unwrap_model(loader.model)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's
-    return shard_trainer(loader, _dealer_of(model, at_once, "mean"), _dealer_of(model, 1, "mean", nano_batches=1))
+    dealers = _dealer_of(model, at_once, "mean"), _dealer_of(model, 1, "mean", nano_batches=1)
+    return shard_trainer(loader, *dealers, own_loss_of(model))
 
 
 def evaluate(model: PreTrainedModel, loader, wrapped=None) -> Evaluation:

@@ -140,6 +140,7 @@ def test_arrays_tensors_and_their_types_are_taken():
     ({"capacity": [1]}, "1 capacities for 2 ranks"),
     ({"capacity": "half"}, "capacity: a sequence of integers, not 'half'"),
     ({"shape": SHAPE._replace(num_heads=3)}, "num_heads = 3, num_kv_heads = 2: the first is a multiple of the second"),
+    ({"shape": (8, 8, 64)}, "shape = (8, 8, 64): a Shape(num_heads, num_kv_heads, head_dim)"),
     ({"shape": SHAPE._replace(head_dim=12)}, "head_dim = 12: a multiple of 8"),
     ({"shape": SHAPE._replace(dtype="float16")},
      'plan_batch: shape.dtype must be "float64", "float32" or "bfloat16", not "float16"'),

@@ -262,7 +262,8 @@ WORDS, NEXT = torch.tensor([[4, 2, 7, 7, 1, 3]]), torch.tensor([[2, 7, 7, 1, 3, 
     ([[{"input_ids": WORDS, "distca_dealt": 1}], [None]], (),
      ["rank 0: this batch is dealt already: give the loader itself, not the steps that shard made of it"] * 2),
     ([[(1, 2)], [None]], (), ["rank 0: a batch that is dealt over ranks is a dictionary, not of type tuple"] * 2),
-    ([[{"input_ids": IDS, "labels": [1]}], [None]], (), ["rank 0: TypeError: "] * 2),
+    *(([[{"input_ids": IDS, "labels": labels}], [None]], (),
+       ["rank 0: labels have no integer for each token of input_ids [1, 5]"] * 2) for labels in ([1], IDS[0], IDS.double())),
     ([[{"inputs_embeds": torch.zeros(1, 5, 4)}], [None]], (), ["rank 0: a batch that is dealt over ranks has input_ids"] * 2),
     ([[], []], (1,), ["rank 1: its loader failed: the disk is gone", "the disk is gone"]),
 ])
@@ -290,3 +291,29 @@ def test_one_process_is_dealt_its_own_batch():
     assert ours.unshard(found["position_ids"], found).equal(batch["position_ids"])
     with pytest.raises(ValueError, match=r"values have shape \[1, 3\]: \[1, 14, ...\], a row for each token"):
         ours.unshard(torch.zeros(1, 3), found)
+
+
+def test_flags_stay_flags():
+    batch = batch_of([5, 9], 0)
+    batch["chosen"] = batch["input_ids"] % 2 == 0
+    (found,) = ours.shard([batch], shape=SHAPE)
+    assert found["chosen"].dtype == torch.bool and found["chosen"].equal(batch["chosen"])
+
+
+def test_a_head_of_any_size_is_dealt():
+    (found,) = ours.shard([batch_of([5, 9], 0)], shape=Shape(4, 2, 100))
+    assert found["input_ids"].shape == (1, 14)
+
+
+def test_an_epoch_reaches_the_sampler_of_a_loader():
+    sampler = torch.utils.data.DistributedSampler(range(8), num_replicas=1, rank=0)
+    loader = torch.utils.data.DataLoader([torch.zeros(3, dtype=torch.int64)] * 8, sampler=sampler,
+                                         collate_fn=lambda samples: {"input_ids": torch.stack(samples)})
+    ours.shard(loader, shape=SHAPE).set_epoch(3)
+    assert sampler.epoch == 3
+
+
+def test_a_step_that_is_dealt_is_not_verified():
+    (found,) = ours.shard([batch_of([5, 9], 0)], shape=SHAPE)
+    with pytest.raises(ValueError, match="this one is dealt over ranks: give a batch of the loader$"):
+        ours.verify(torch.nn.Linear(2, 2), found)
