@@ -200,6 +200,7 @@ std::vector<PacedRun> paced_runs(const PacedOptions& options) {
   PacedSetting replicas = kContest;
   replicas.replicas = 2;
   add(replicas, false);
+  add({.stages = 8, .micro_batches = 16, .attention_share = 0.4}, false);
   const auto named =
       std::ranges::find(runs, options.only, [](const PacedRun& run) { return run.setting.name(); });
   if (named != runs.end()) return {*named};

@@ -78,6 +78,8 @@ def paced_setting(out, lines):
     out.say(judged(out, "ours, played over the sum of its planned ticks", figure))
     for name in (WAITS, MIXED):
         played = seconds_of(rounds, name)
+        if not played:
+            continue
         busy = [arms[name]["busy_s"]] * len(played)
         twice = [s * b / a for s, a, b in zip(played, ours, again)]  # as far from itself as ours is
         figure = figure_of(quotient(busy, played), quotient(busy, twice), out.bar("busy", arm=name, **facts))

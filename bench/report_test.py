@@ -358,16 +358,16 @@ class Pipelines(unittest.TestCase):
             "aligned, whole even": 10.2, "mixed": 10.4, "mixed, 2 outstanding": 9.4, "aligned, attention even": 11,
             "1F1B, pairs": 14, "1F1B, single nano-batches": 12.5, "1F1B, zero bubble": 12}
 
-    def paced(self, rounds=15, share=0.01, **seconds):
-        """The report of the compared setting."""
+    def paced(self, rounds=15, share=0.01, contest=True, **seconds):
+        """The report of the compared setting. Arms of None seconds are not played."""
         setting = {"line": "setting", "name": "P = 4, M = 8, attention 0.40", "stages": 4, "replicas": 1, "micro_batches": 8,
-                   "attention_share": 0.4, "layers": 8, "tokens": 1, "linear_s": 0.01, "contest": True}
+                   "attention_share": 0.4, "layers": 8, "tokens": 1, "linear_s": 0.01, "contest": contest}
         plan = {"planned_s": 9.1, "least_s": 9, "over_least": 1.02, "ticks": 22}
         arms = [{"line": "arm", "arm": name, "busy_s": 9, "modelled_s": 10,
                  **(plan if name.startswith("aligned") else {})} for name in self.ARMS if "again" not in name]
         seconds = self.ARMS | {name.replace("_", " "): value for name, value in seconds.items()}
         played = {"late_s": 0, "processor_share": 0.02, "exchange_share": share}
-        lines = [{"line": "round", "arms": {name: {"s": value} | played for name, value in seconds.items()}}
+        lines = [{"line": "round", "arms": {name: {"s": value} | played for name, value in seconds.items() if value}}
                  for _ in range(rounds)]
         out = Report("pipeline")
         report_pipeline.pipeline(out, {"part": "paced", "rounds": 5, "contest_rounds": 15, "shown_rounds": 1},
@@ -381,6 +381,11 @@ class Pipelines(unittest.TestCase):
         self.assertIn("1F1B, single nano-batches, over ours: 1.344", out.text())
         self.assertIn("ours, played over the sum of its planned ticks: 1.022", out.text())
         self.assertIn("mixed, 2 outstanding, step over the time for which ranks are busy: 1.044", out.text())
+
+    def test_a_setting_in_which_ours_alone_is_played_has_a_report(self):
+        out = self.paced(contest=False, **dict.fromkeys((name for name in self.ARMS if not name.startswith("aligned, 2")), None))
+        # Two ticks, the exchange, the plan, the busy time.
+        self.assertEqual(out.verdicts, {"reached": 5})
 
     def test_bars_are_missed_one_by_one(self):
         for changed, missed in (({"share": 0.021}, "exchanges of a core: 2.10 %, bar 2 %: missed"),

@@ -340,23 +340,13 @@ void print_orders(const std::vector<OrderForecast>& orders, bool as_json) {
 }
 
 void print_program_of(const Config& config, const BatchPlans& plans, int num_workers, int rank) {
-  constexpr int64_t kMost = int64_t{1} << 24;
   const RunGrid run = run_grid(config, num_workers);
   const int ranks = num_ranks(config, num_workers);
   DISTCA_THROW_IF(rank >= ranks, ErrorKind::kUsage, "--program {}: the run has ranks 0 to {}", rank,
                   ranks - 1);
   const BatchPrograms programs(config, plans, ProgramRequest::Kind::kTrain, num_workers);
   const Program program = programs.of(rank);
-  auto size = static_cast<int64_t>(program.ops.size());
-  for (const Op& op : program.ops) {
-    size += static_cast<int64_t>(program.sends(op).messages.size() +
-                                 program.receives(op).messages.size());
-  }
-  DISTCA_THROW_IF(size * ranks > kMost, ErrorKind::kUsage,
-                  "--program checks the programs of all {} ranks, each with some {} operations and "
-                  "messages; at most {} in all: lower model.num_hidden_layers or "
-                  "batch.nano_batches",
-                  ranks, with_thousands(size), with_thousands(kMost));
+  check_size_together(program, ranks, "--program");
   std::vector<std::string> violations = validate(program);
   if (violations.empty()) violations = programs.violations();
   DISTCA_CHECK(violations.empty(), "our own programs are invalid: {}", violations.front());

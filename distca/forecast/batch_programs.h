@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "distca/config/config.h"
@@ -43,6 +44,10 @@ class BatchPrograms {
   RunGrid run_;
   std::vector<PlanIndex> indices_;  // [plans_.plans]; empty in a pipeline
 };
+
+/// Throws Error(kUsage) if the programs of so many ranks, of which this is one, are too large to be
+/// looked at together, which the option `who` does.
+void check_size_together(const Program& program, int ranks, std::string_view who);
 
 /// Bytes that a rank sends to ranks of other nodes, if a node has so many neighbouring ranks: what
 /// core attention sends and what stages send each other, not sums of gradients.

@@ -29,6 +29,7 @@ OrderForecast forecast(const Config& config, const Batch& batch, int num_workers
   std::vector<Program> programs;
   for (int rank = 0; rank < num_ranks(config, num_workers); ++rank) {
     programs.push_back(made.of(rank));
+    if (rank == 0) check_size_together(programs[0], num_ranks(config, num_workers), "--compare");
     PeakOfRank peak(config, rank, num_workers);
     peak.add(programs.back());
     order.peak_bytes = std::max(order.peak_bytes, peak.peak().total());

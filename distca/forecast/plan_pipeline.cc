@@ -68,10 +68,11 @@ void check_stage_capacities(const Config& config, const RunGrid& run,
   }
 }
 
-/// Throws Error(kPlan) if the activations of the micro-batches in flight take more than
-/// plan.max_memory_gib on a rank of some stage.
-void check_activations(const Config& config, const RunGrid& run, const PipelineParts& parts) {
-  if (config.plan.max_memory_gib <= 0) return;
+/// Returns a line if the activations of the micro-batches in flight, and what waits for weight
+/// gradients, take more than plan.max_memory_gib on a rank of some stage.
+std::string excess_of_activations(const Config& config, const RunGrid& run,
+                                  const PipelineParts& parts) {
+  if (config.plan.max_memory_gib <= 0) return "";
   ModelShape model = config.model.shape();
   const PipelineRequest& request = parts.request();
   for (int stage = 0; stage < run.grid.stages; ++stage) {
@@ -89,14 +90,14 @@ void check_activations(const Config& config, const RunGrid& run, const PipelineP
     const int64_t waiting = most_outstanding(parts.weight_gradients(), stage);
     const int64_t bytes = in_flight * token_bytes + waiting * left_token_bytes(model);
     const double gib = static_cast<double>(tokens * bytes) / 0x1p30;
-    DISTCA_THROW_IF(
-        gib > config.plan.max_memory_gib, ErrorKind::kPlan,
-        "plan.max_memory_gib = {}: a rank of stage {} would hold {:.3g} GiB of activations of {} "
-        "nano-batches in flight and {} that wait for their weight gradients; use more workers, a "
-        "smaller batch.nano_batch_tokens or parallel.outstanding_weight_gradients, train.recompute "
-        "= full or a larger cap",
-        config.plan.max_memory_gib, stage, gib, in_flight, waiting);
+    if (gib > config.plan.max_memory_gib)
+      return fmt::format(
+          "plan.max_memory_gib = {}: a rank of stage {} would hold {:.3g} GiB of activations of {} "
+          "nano-batches in flight; use more workers, a smaller batch.nano_batch_tokens, "
+          "train.recompute = full or a larger cap",
+          config.plan.max_memory_gib, stage, gib, in_flight);
   }
+  return "";
 }
 
 }  // namespace
@@ -134,9 +135,15 @@ std::shared_ptr<const PipelineParts> plan_pipeline(const Config& config, const B
   request.in_place = config.servers.in_place;
   request.capacity = checked_capacities(config, run.grid.num_workers());
   check_stage_capacities(config, run, request.capacity);
-  auto parts = std::make_shared<const PipelineParts>(std::move(step));
-  if (trains) check_activations(config, run, *parts);
-  return parts;
+  // Documents of another batch may let more weight gradients wait: no such batch ends a run that
+  // could go on with fewer.
+  while (true) {
+    auto parts = std::make_shared<const PipelineParts>(step);
+    const std::string excess = trains ? excess_of_activations(config, run, *parts) : "";
+    if (excess.empty()) return parts;
+    DISTCA_THROW_IF(request.outstanding_weight_gradients == 0, ErrorKind::kPlan, "{}", excess);
+    request.outstanding_weight_gradients /= 2;
+  }
 }
 
 }  // namespace distca

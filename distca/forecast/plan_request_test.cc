@@ -255,6 +255,35 @@ TEST(BatchPlans, what_does_not_fit_even_so_is_refused_with_the_numbers) {
               AllOf(HasSubstr("exchange.keys = keep"), HasSubstr("activations and kept keys")));
 }
 
+/// A batch whose weight gradients could wait, and find no room, is planned with fewer that do.
+TEST(BatchPlans, weight_gradients_wait_only_where_memory_has_room) {
+  const auto planned = [](double gib) {
+    return plan_nano_batches(
+        load_config("", {"parallel.pipeline_model_parallel_size=2", "model.num_hidden_layers=4",
+                         "train.overlap=ping-pong", "batch.nano_batches=8",
+                         "parallel.outstanding_weight_gradients=2",
+                         fmt::format("plan.max_memory_gib={:.17g}", gib)}),
+        batch_of(std::vector<NanoBatch>(8, kDocuments)), 2);
+  };
+  const auto waiting = [](const BatchPlans& plans) {
+    return most_outstanding(plans.pipeline->weight_gradients(), /*stage=*/0);
+  };
+  double least = 0;  // GiB of activations alone
+  try {
+    planned(1e-9);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    const std::string line = error.what();
+    constexpr std::string_view kBefore = "a rank of stage 0 would hold ";
+    const size_t at = line.find(kBefore);
+    ASSERT_NE(at, std::string::npos) << line;
+    least = std::stod(line.substr(at + kBefore.size()));
+  }
+  EXPECT_EQ(waiting(planned(0)), 2);
+  EXPECT_EQ(waiting(planned(1.01 * least)), 0);
+  EXPECT_EQ(waiting(planned(100 * least)), 2);
+}
+
 TEST(PlanRequest, two_nano_batches_at_a_time_share_the_memory) {
   const auto cap = [](const char* overlap, const char* nano_batches) {
     return request({"plan.max_memory_gib=1", fmt::format("train.overlap={}", overlap),

@@ -77,8 +77,11 @@ void PipelineParts::plan_pooled() {
     if (is_new) {
       const std::vector<int> of_other_pass = nano_batches_of_other_pass(exchange);
       OtherWork other_work{.nano_batches = of_other_pass};
-      if (!weight_gradients_.empty())
-        other_work.weights = weight_gradients_[exchange.tick][exchange.slot];
+      if (!weight_gradients_.empty()) {
+        const auto& of_slot = weight_gradients_[exchange.tick];
+        other_work.weights = of_slot[exchange.slot];
+        if (shape_.slots == 2) other_work.partner_weights = of_slot[1 - exchange.slot];
+      }
       plans_.push_back(make_slot_plan(asked, exchange.nano_batches, exchange.pass, other_work));
     }
     plan_of_.push_back(place->second);

@@ -301,7 +301,7 @@ class Planner {
     std::vector<int> nano_batches;  // [stages]
     Shares shares;
     std::optional<Pass> pass;  // set if the plan is weighed, instead of shares; then with weights
-    std::vector<StageWeights> weights;
+    std::vector<StageWeights> weights;  // [slots, this one first][stages]
     bool operator==(const Asked&) const = default;
   };
 
@@ -312,10 +312,12 @@ class Planner {
       asked.nano_batches.push_back(made_.nano_batch(tick, stage, slot));
     if (std::ranges::all_of(asked.nano_batches, [](int nano) { return nano < 0; })) return -1;
     const Pass pass = made_.ticks[tick].stages[0].pass;
-    const OtherWork other_work{.weights = made_.weights_of(tick, slot)};
+    OtherWork other_work{.weights = made_.weights_of(tick, slot)};
+    if (request_.slots == 2) other_work.partner_weights = made_.weights_of(tick, 1 - slot);
     if (is_weighed(request_, asked.nano_batches, other_work)) {
       asked.pass = pass;  // the pass decides what travels
-      asked.weights.assign(other_work.weights.begin(), other_work.weights.end());
+      for (const auto& of_slot : {other_work.weights, other_work.partner_weights})
+        asked.weights.insert(asked.weights.end(), of_slot.begin(), of_slot.end());
     } else {
       asked.shares =
           shares_of(request_, asked.nano_batches, pass, other_work, request_.fill_tolerance_ppm);

@@ -145,6 +145,7 @@ PipelinePlan make_pipeline_plan(const PipelineRequest& request);
 /// The work of ranks in the slot of a tick that is not of one pass of its nano-batches.
 struct OtherWork {
   std::span<const StageWeights> weights = {};  // [stages]; empty if they leave and play none
+  std::span<const StageWeights> partner_weights = {};  // likewise, in the tick's other slot
   /// [stages] The nano-batches of stages that play the other pass (-1: none), with their core
   /// attention; empty if all stages play the same pass.
   std::span<const int> nano_batches = {};

@@ -106,8 +106,9 @@ SlotTime slot_time(const PipelineRequest& request, const Plan& plan,
   return {.compute_ps = figures.planned_ps,
           .exchange_ps = figures.exchange_ps,
           .chain_ps = time.longest_chain_ps(),
-          .partner_ps = least_ps(slot_work(request, partner, pass), request.balance_target,
-                                 slot_load(request, partner))};
+          .partner_ps =
+              least_ps(slot_work(request, partner, pass, {.weights = other_work.partner_weights}),
+                       request.balance_target, slot_load(request, partner))};
 }
 
 std::vector<TickFigures> tick_figures(const PipelineRequest& request, const PipelinePlan& plan) {

@@ -15,6 +15,9 @@ namespace {
 /// Forward and backward of a load of core attention, in sevenths of both.
 constexpr std::array<int64_t, 2> kSevenths{2, 5};
 constexpr int kMostRounds = 3;
+/// In backward ticks of a stage, the most between what it leaves and plays: the time to plan grows
+/// with the number of micro-batches, and not with its square.
+constexpr size_t kMostReach = 64;
 __extension__ using Wide = __int128;
 
 /// Plans one slot. Slots are played in turn, and a tick is as long as all of them together.
@@ -27,6 +30,7 @@ class SlotWeights {
     for (int stage = 0; stage < stages_; ++stage) {
       for (size_t nano = slot; nano < request.nano_batches.size(); nano += request.slots)
         weights_ps_[stage][nano] = weights_ps_of(stage, static_cast<int>(nano));
+      least_gain_ps_ = std::max(least_gain_ps_, std::ranges::max(weights_ps_[stage]) / 1000);
     }
     set_servers();
     for (const Tick& tick : ticks) add_tick(tick);
@@ -39,11 +43,12 @@ class SlotWeights {
   std::vector<std::vector<StageWeights>> plan() {
     const Decisions none = now_;
     Decisions best = now_;
-    for (const size_t first_reach : {1, 2, 4, 1000}) {
+    for (const size_t first_reach : {size_t{1}, size_t{2}, size_t{4}, kMostReach}) {
       now_ = none;
-      reach_ = first_reach * static_cast<size_t>(request_.outstanding_weight_gradients);
+      reach_ = std::min(kMostReach,
+                        first_reach * static_cast<size_t>(request_.outstanding_weight_gradients));
       improve();
-      reach_ = ticks_.size();
+      reach_ = kMostReach;
       improve();
       if (now_.total < best.total) best = now_;
     }
@@ -193,12 +198,17 @@ class SlotWeights {
     for (const int stage : new_ones) keep_if_better([&] { return leave(tick, stage); });
   }
 
+  /// Lengths of ticks are whole picoseconds, so a sum of them may get shorter by rounding alone.
+  bool is_better(const Length& now, const Length& before) const {
+    return now.ps + least_gain_ps_ < before.ps ||
+           (now.ps <= before.ps && now.beyond_ps + least_gain_ps_ < before.beyond_ps);
+  }
   /// Makes a change, and takes it back unless it can be made and is for the better.
   template <typename Change>
   bool keep_if_better(const Change& change) {
     const Length before = now_.total;
     replaced_.clear();
-    if (change() && now_.total < before) return true;
+    if (change() && is_better(now_.total, before)) return true;
     for (auto one = replaced_.rbegin(); one != replaced_.rend(); ++one) {
       now_.weights[one->tick][one->stage] = one->weights;
       now_.played[one->stage][one->nano] = one->played;
@@ -278,6 +288,7 @@ class SlotWeights {
   std::vector<SlotTick> ticks_;
   /// [stages][nano-batches] The gradients by matrices of all layers of the stage.
   std::vector<std::vector<int64_t>> weights_ps_;
+  int64_t least_gain_ps_ = 0;  // a thousandth of the weight gradients of a stage and nano-batch
   std::vector<std::vector<size_t>> backward_;  // [stages] ticks of its backward, in order
   std::vector<RankWork> servers_;              // [stages], then dedicated servers
   Decisions now_;

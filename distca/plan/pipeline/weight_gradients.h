@@ -33,7 +33,8 @@ using WeightGradients = std::vector<std::vector<std::vector<StageWeights>>>;
 /// Decides what each stage leaves, and in which later tick it computes it. At any time, a slot of a
 /// stage has left those of at most request.outstanding_weight_gradients nano-batches. A change is
 /// kept if it makes the sum of the least lengths of all ticks (cost/finish_time.h) smaller, or,
-/// where that stays equal, the linear work beyond the ranks' mean. Ticks are gone through in order,
+/// where that stays equal, the linear work beyond the ranks' mean, by a thousandth of the longest
+/// weight gradients of a nano-batch at least. Ticks are gone through in order,
 /// several times: in each, first all stages that play backward leave theirs together, then each
 /// alone, and what is left already is placed again. With one stage, a bound of 0, or unknown
 /// speeds, nothing is left. Counts linear work of the slowest replica of each stage and core
