@@ -222,7 +222,7 @@ std::vector<BadInput> bad_plan_options() {
       {kPlan + "--program -1", "--program"},
       {kPlan + "--program", "--program"},
       {kLarge + "--program 0 model.num_hidden_layers=16384 batch.nano_batches=8",
-       "--program checks the programs of all 8 ranks"},
+       "--program looks at the programs of all 8 ranks"},
   };
 }
 
