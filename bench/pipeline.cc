@@ -1,7 +1,7 @@
 // Pipelines whose stages share core attention, compared with others, in separate parts (minutes on
 // two cores; `bench/report.py build/release/bench/pipeline PART` runs and judges one):
-//   paced    operations sleep stated prices; 55
-//   real     a small Llama on two cores; 25
+//   paced    operations sleep stated prices; over 60
+//   real     a small Llama on two cores; some 30
 //   wire     paced, over a slow wire; as root; 11
 //   trace    paced, what each rank does when; 1, without report.py
 

@@ -95,7 +95,7 @@ def test_models_of_one_configuration_do_not_change_each_others_attention():
     config = make("llama").config
     one, other = transformers.LlamaForCausalLM(config), transformers.LlamaForCausalLM(config)
     batch = packed(documents_of([20, 9]))
-    before, wanted = config._attn_implementation, None
+    before = config._attn_implementation
     distca.transformers.attach(one)
     with pytest.raises(ValueError, match="needs a copy of its own"):
         other(**batch)
