@@ -1,6 +1,7 @@
 #pragma once
-// Plays programs with stated prices: an operation of the compute stream sleeps its price,
-// communications send their real messages. Nothing is packed. Thread rule: one thread a rank.
+// Plays programs with stated prices: an operation of the compute stream sleeps its price, and looks
+// at the clock for the last moment of it; communications send their real messages. Nothing is
+// packed. Thread rule: one thread a rank.
 
 #include <functional>
 
@@ -17,7 +18,7 @@ struct PacedRank {
   double slept_s = 0;      // sum over all operations
   double late_s = 0;       // slept_s less the prices of the operations
   double waited_s = 0;     // for messages
-  double processor_s = 0;  // processor time of all threads of the process
+  double processor_s = 0;  // of all threads of the process, but for looking at the clock
 };
 
 class PacedPlayer {
