@@ -104,7 +104,8 @@ std::vector<int> PipelineParts::nano_batches_of_other_pass(const OrderedExchange
 void PipelineParts::plan_at_home() {
   DISTCA_CHECK_EQ(grid().dedicated, 0);  // nobody would send them anything
   PipelineRequest alone = request_.request;
-  alone.fill_ticks = FillTicks::kExact;  // no stage is idle for want of work
+  alone.fill_ticks = FillTicks::kExact;    // no stage is idle for want of work,
+  alone.outstanding_weight_gradients = 0;  // and none helps another one
   for (const OrderedExchange& exchange : order_.exchanges) {
     plan_of_.push_back(plans_.size());
     for (int stage = 0; stage < grid().stages; ++stage) {

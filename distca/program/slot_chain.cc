@@ -3,13 +3,6 @@
 namespace distca {
 
 void SlotChain::linear() {
-  const std::span<const Visit> ended = turn_ >= 0 ? visits() : std::span<const Visit>();
-  const int ended_turn = turn_;
-  go_on();
-  for (const Visit& visit : ended) builder_.weight_gradients(visit, ended_turn);
-}
-
-void SlotChain::go_on() {
   if (turn_ >= 0) {
     for (const Visit& visit : visits()) builder_.end_layer(visit, turn_);
     if (turn_ + 1 < builder_.layer_steps(visits().front())) {
@@ -43,6 +36,7 @@ void SlotChain::next_visits() {
 void SlotChain::start_layer() {
   for (const Visit& visit : visits()) builder_.start_layer(visit, turn_);
   for (const Visit& visit : visits()) builder_.dispatch(visit, builder_.layer_step(visit, turn_));
+  for (const Visit& visit : visits()) builder_.weight_gradients(visit, turn_);
 }
 
 void SlotChain::attention(bool partial) {

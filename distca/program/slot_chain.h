@@ -27,7 +27,8 @@ class SlotChain {
 
   /// Returns true if no core attention is left.
   bool done() const { return first_ == builder_.visits(slot_).size(); }
-  /// Appends all linear work up to the next dispatch, that dispatch, and weight gradients. No
+  /// Appends all linear work up to the next dispatch, that dispatch, and weight gradients, under
+  /// which it travels: in a tick in which a rank only serves, it would wait for the first one. No
   /// operation waits between the post_attention of a layer and the pre_attention of the next,
   /// between the end of forward and the start of backward, or between the end of a visit and the
   /// start of the next. A visit that starts late is left to begin().
@@ -41,7 +42,6 @@ class SlotChain {
  private:
   /// The visits under way, which are played together.
   std::span<const Visit> visits() const { return builder_.beside(slot_, first_); }
-  void go_on();
   void next_visits();
   void start_layer();
 

@@ -32,9 +32,8 @@ struct P2pOp {
 struct WeightGradientOp {
   int nano_batch = 0;
   int layer = 0;  // index in the model
-  /// They are computed behind this layer step of the visit, counted from 0 in the order in which
-  /// they are played, once what the rank has to send next is under way. It is 0 in a visit without
-  /// any.
+  /// They are computed in this layer step of the visit, counted from 0 in the order in which they
+  /// are played, once what the rank has to send in it is under way. It is 0 in a visit without any.
   int turn = 0;
   bool operator==(const WeightGradientOp&) const = default;
 };

@@ -54,9 +54,16 @@ struct Shares {
   bool operator==(const Shares&) const = default;
 };
 
-/// By how much a server may exceed its share in ticks that are not weighed.
+/// By how much a server may exceed its share in ticks that are not weighed, if nobody has said it:
+/// where weight gradients may wait, half of what it may elsewhere.
+std::optional<int64_t> asked_tolerance_ppm(const PipelineRequest& request) {
+  const int64_t usual = find_scheduler(request.options.scheduler).tolerance_ppm;
+  if (request.options.tolerance_ppm || !lets_weights_wait(request) || usual <= 0)
+    return request.options.tolerance_ppm;
+  return usual / 2;
+}
 int64_t own_tolerance_ppm(const PipelineRequest& request) {
-  return request.options.tolerance_ppm.value_or(
+  return asked_tolerance_ppm(request).value_or(
       find_scheduler(request.options.scheduler).tolerance_ppm);
 }
 
@@ -132,7 +139,7 @@ Shares shares_that_stay(const PipelineRequest& request, std::span<const int> nan
 
 Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
                  const OtherWork& other_work, std::optional<int64_t> fill_tolerance_ppm) {
-  const std::optional<int64_t> own = request.options.tolerance_ppm;
+  const std::optional<int64_t> own = asked_tolerance_ppm(request);
   if (!request.capacity.empty()) return {.capacity = request.capacity, .tolerance_ppm = own};
   // One stage shares its plans between the passes.
   const std::optional<Pass> alone = request.grid.stages == 1 ? std::nullopt : std::optional(pass);
@@ -198,12 +205,13 @@ Plan slot_plan(const PipelineRequest& request, std::span<const int> nano_batches
   return make_plan(slot, std::move(layout));
 }
 
-/// Returns true if the plan of a slot is weighed against its bytes.
+/// Returns true if the plan of a slot is weighed against what must be done in turn: linear work,
+/// the longest attention and, where a bandwidth is given, exchanges.
 bool is_weighed(const PipelineRequest& request, std::span<const int> nano_batches,
                 const OtherWork& other_work) {
-  return request.bytes_per_us > 0 && is_fill(nano_batches, other_work) &&
-         other_work.nano_batches.empty() && request.capacity.empty() && !request.speeds.empty() &&
-         !request.fill_tolerance_ppm;
+  return (request.bytes_per_us > 0 || lets_weights_wait(request)) &&
+         is_fill(nano_batches, other_work) && other_work.nano_batches.empty() &&
+         request.capacity.empty() && !request.speeds.empty() && !request.fill_tolerance_ppm;
 }
 
 /// Tries tolerances of one slot, and keeps the plan with which it is predicted to be over first.

@@ -79,7 +79,8 @@ struct PipelineRequest {
   std::optional<int64_t> fill_tolerance_ppm = {};
   /// The bandwidth of one rank's sends, by which fill ticks are weighed: where the exchanges of a
   /// slot would make its tick longer (SlotTime), stages at work keep more, as long as the tick gets
-  /// shorter by it. 0 means unknown, so nothing is weighed.
+  /// shorter by it. 0 means unknown: then exchanges take no time, and ticks are weighed only where
+  /// weight gradients may wait.
   int64_t bytes_per_us = 0;
   int64_t layer_steps = 1;                               // per tick: layers of the largest stage
   std::shared_ptr<const AttentionProfile> profile = {};  // predicts load, as in PlanRequest
@@ -93,6 +94,7 @@ struct PipelineRequest {
   std::vector<EmbeddingHeadTime> ends;     // [stages]; empty if they take no time
   Recompute recompute = Recompute::kNone;  // with kFull, backward has a linear forward more
   /// How many micro-batches may wait for their weight gradients at a time (weight_gradients.h).
+  /// Where any may, a tolerance that nobody has given is half of the scheduler's.
   int outstanding_weight_gradients = 0;
   /// If false, workers serve only if there is no other server.
   bool in_place = true;

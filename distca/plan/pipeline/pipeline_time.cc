@@ -21,7 +21,7 @@ class TickTime {
   void add(const Plan& plan, std::span<const int> nano_batches, const OtherWork& other_work) {
     const std::vector<RankWork> work = slot_work(request_, nano_batches, pass_, other_work);
     rank_ps_.resize(work.size());
-    double longest_linear = 0, longest_attention = 0;
+    double longest_linear = 0, longest_phases = 0, longest_attention = 0;
     int64_t load = 0;
     for (size_t rank = 0; rank < work.size(); ++rank) {
       DISTCA_CHECK(work[rank].attention_ps_per_kload > 0, "the speed of rank {} is unknown", rank);
@@ -32,6 +32,8 @@ class TickTime {
       const double linear = linear_ps(own);
       const double attention = attention_ps(work[rank], load_of(plan, rank));
       longest_linear = std::max(longest_linear, linear);
+      // Weight gradients are played whenever there is time.
+      longest_phases = std::max(longest_phases, linear - static_cast<double>(own.other_ps));
       longest_attention = std::max(longest_attention, attention);
       rank_ps_[rank] += linear + attention;
       add_bytes(plan.load[rank]);
@@ -44,7 +46,7 @@ class TickTime {
     const int64_t exchange = exchange_ps(plan);
     figures_.exchange_ps += exchange;
     longest_chain_ps_ =
-        std::max(longest_chain_ps_, rounded(longest_linear + longest_attention) + exchange);
+        std::max(longest_chain_ps_, rounded(longest_phases + longest_attention) + exchange);
   }
 
   int64_t longest_chain_ps() const { return longest_chain_ps_; }

@@ -20,8 +20,8 @@ namespace distca {
 struct SlotTime {
   int64_t compute_ps = 0;   // TickFigures::planned_ps of this slot alone
   int64_t exchange_ps = 0;  // time of the rank whose messages take longest; 0 without a bandwidth
-  /// The time of what the slot must do in turn: the longest linear work, the exchanges, the longest
-  /// attention.
+  /// The time of what the slot must do in turn: the longest linear work but for weight gradients
+  /// that were left, the exchanges, the longest attention.
   int64_t chain_ps = 0;
   int64_t partner_ps = 0;  // the least length of the tick's other slot; 0 if there is none
 

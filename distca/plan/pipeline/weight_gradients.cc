@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -14,55 +15,72 @@ namespace {
 
 /// Forward and backward of a load of core attention, in sevenths of both.
 constexpr std::array<int64_t, 2> kSevenths{2, 5};
+/// The most micro-batches whose weight gradients a stage plays in a tick.
+constexpr int kMostPlays = 3;
 constexpr int kMostRounds = 3;
-/// In backward ticks of a stage, the most between what it leaves and plays: the time to plan grows
-/// with the number of micro-batches, and not with its square.
-constexpr size_t kMostReach = 64;
 __extension__ using Wide = __int128;
+constexpr Wide kNoWay = Wide{1} << 120;
 
-/// Plans one slot. Slots are played in turn, and a tick is as long as all of them together.
-class SlotWeights {
+/// How much the length of a tick counts beside the linear work beyond the ranks' mean.
+struct Weighing {
+  int64_t length, beyond;
+};
+/// Stages are decided one at a time. Where two of them make a tick long, neither gains by leaving
+/// anything alone, so linear work beyond the mean counts, too, and at first or now and then more
+/// than lengths. Neither way to go on is always the better one.
+constexpr std::array kFirstWay{Weighing{1, 1000}, Weighing{1, 1}, Weighing{4, 1}, Weighing{256, 1}};
+constexpr std::array kSecondWay{Weighing{3, 1}, Weighing{1, 1}, Weighing{3, 1}, Weighing{1, 1},
+                                Weighing{256, 1}};
+
+/// Plans by micro-batches, so that the slots of a tick stay alike. They are played in turn, and a
+/// tick is as long as all of them together.
+class MicroBatchWeights {
  public:
-  SlotWeights(const PipelineRequest& request, std::span<const Tick> ticks, int slot)
-      : request_(request), stages_(request.grid.stages), slot_(slot) {
+  MicroBatchWeights(const PipelineRequest& request, std::span<const Tick> ticks)
+      : request_(request), stages_(request.grid.stages) {
     backward_.assign(stages_, {});
-    weights_ps_.assign(stages_, std::vector<int64_t>(request.nano_batches.size(), 0));
+    const int64_t count = ceil_div(std::ssize(request.nano_batches), int64_t{request.slots});
     for (int stage = 0; stage < stages_; ++stage) {
-      for (size_t nano = slot; nano < request.nano_batches.size(); nano += request.slots)
-        weights_ps_[stage][nano] = weights_ps_of(stage, static_cast<int>(nano));
-      least_gain_ps_ = std::max(least_gain_ps_, std::ranges::max(weights_ps_[stage]) / 1000);
+      std::vector<int64_t>& of_stage = weights_ps_.emplace_back(count, 0);
+      for (size_t nano = 0; nano < request.nano_batches.size(); ++nano)
+        of_stage[nano / request.slots] += weights_ps_of(stage, static_cast<int>(nano));
+      mean_weights_ps_.push_back(std::reduce(of_stage.begin(), of_stage.end()) / count);
+      least_gain_ps_ = std::max(least_gain_ps_, std::ranges::max(of_stage) / 1000);
     }
     set_servers();
     for (const Tick& tick : ticks) add_tick(tick);
-    now_.played.assign(stages_, std::vector<int64_t>(request.nano_batches.size(), -1));
     now_.length.resize(ticks.size());
     for (size_t tick = 0; tick < ticks_.size(); ++tick) set_length(tick);
   }
 
-  /// [ticks][stages]
+  /// [ticks][stages], by micro-batches.
   std::vector<std::vector<StageWeights>> plan() {
     const Decisions none = now_;
     Decisions best = now_;
-    for (const size_t first_reach : {size_t{1}, size_t{2}, size_t{4}, kMostReach}) {
+    for (const std::span<const Weighing> way :
+         {std::span<const Weighing>(kFirstWay), std::span<const Weighing>(kSecondWay)}) {
       now_ = none;
-      reach_ = std::min(kMostReach,
-                        first_reach * static_cast<size_t>(request_.outstanding_weight_gradients));
-      improve();
-      reach_ = kMostReach;
-      improve();
-      if (now_.total < best.total) best = now_;
+      for (const Weighing& weighing : way) {
+        for (int round = 0; round < kMostRounds; ++round) {
+          const Length before = now_.total;
+          for (int i = 0; i < stages_; ++i) decide(round % 2 > 0 ? i : stages_ - 1 - i, weighing);
+          if (is_better(now_.total, best.total)) best = now_;
+          if (now_.total == before) break;
+        }
+      }
     }
     return std::move(best.weights);
   }
 
  private:
-  struct SlotTick {
-    std::vector<int> nano_batches;   // [stages] -1 where there is none
-    std::vector<bool> is_backward;   // [stages] plays backward of its nano-batch
+  struct PlannedTick {
+    std::vector<int> micro_batches;  // [stages] -1 where there is none
+    std::vector<bool> is_backward;   // [stages] plays backward of its micro-batch
     std::vector<int64_t> linear_ps;  // [stages] with weight gradients
     int64_t load_sevenths = 0;       // core attention of one replica of each stage
     int64_t attention_ps = 0;        // the time that it would take on one rank
-    bool is_played() const { return std::ranges::max(nano_batches) >= 0; }
+    /// In each slot some stage has a nano-batch, so that all ranks visit the slot.
+    bool is_played = true;
   };
   /// The length of a tick, or of all. The shorter one is better, then the one with less linear work
   /// beyond the mean.
@@ -72,22 +90,20 @@ class SlotWeights {
   };
   struct Decisions {
     std::vector<std::vector<StageWeights>> weights;  // [ticks][stages]
-    std::vector<std::vector<int64_t>> played;        // [stages][nano-batches] tick, or -1
     std::vector<Length> length;                      // [ticks] with these decisions
     Length total;
   };
-  /// A decision that a change has replaced.
-  struct Replaced {
-    size_t tick;
-    int stage;
-    StageWeights weights;
-    int nano;  // whose `played` was replaced, too
-    int64_t played;
+  /// What a stage does in a tick, on the best way to so many outstanding micro-batches behind it.
+  struct Choice {
+    Wide cost = kNoWay;  // of all ticks so far
+    int before = 0;      // outstanding micro-batches before the tick
+    int plays = 0;
+    bool leaves = false;
   };
 
-  int nano_batch(const TickStage& stage) const {
-    const int nano = stage.micro_batch * request_.slots + slot_;
-    return stage.micro_batch >= 0 && nano < std::ssize(request_.nano_batches) ? nano : -1;
+  int nano_batch(int micro_batch, int slot) const {
+    const int nano = micro_batch * request_.slots + slot;
+    return micro_batch >= 0 && nano < std::ssize(request_.nano_batches) ? nano : -1;
   }
 
   /// A rank for each stage, with the mean speed of its replicas, and dedicated servers, of which a
@@ -108,28 +124,36 @@ class SlotWeights {
   }
 
   void add_tick(const Tick& tick) {
-    SlotTick made{.linear_ps = std::vector<int64_t>(stages_, 0)};
-    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-      std::vector<int> of_pass(stages_, -1);
-      for (int stage = 0; stage < stages_; ++stage) {
-        if (tick.stages[stage].pass == pass) of_pass[stage] = nano_batch(tick.stages[stage]);
-      }
-      made.load_sevenths += slot_load(request_, of_pass) / request_.grid.replicas *
-                            kSevenths[static_cast<size_t>(pass)];
-      const std::vector<RankWork> work = slot_work(request_, of_pass, pass);
-      for (int stage = 0; stage < stages_; ++stage) made.linear_ps[stage] += slowest(work, stage);
+    PlannedTick made{.linear_ps = std::vector<int64_t>(stages_, 0)};
+    for (int slot = 0; slot < request_.slots; ++slot) {
+      for (const Pass pass : {Pass::kForward, Pass::kBackward}) add_slot(tick, slot, pass, made);
+      made.is_played &= std::ranges::any_of(tick.stages, [&](const TickStage& stage) {
+        return nano_batch(stage.micro_batch, slot) >= 0;
+      });
     }
     made.attention_ps =
         static_cast<int64_t>(Wide{servers_[0].attention_ps_per_kload} * made.load_sevenths / 1000);
     for (int stage = 0; stage < stages_; ++stage) {
-      const int nano = nano_batch(tick.stages[stage]);
-      const bool is_backward = nano >= 0 && tick.stages[stage].pass == Pass::kBackward;
-      made.nano_batches.push_back(nano);
+      const int micro_batch = tick.stages[stage].micro_batch;
+      const bool is_backward = micro_batch >= 0 && tick.stages[stage].pass == Pass::kBackward;
+      made.micro_batches.push_back(micro_batch);
       made.is_backward.push_back(is_backward);
       if (is_backward) backward_[stage].push_back(ticks_.size());
     }
     ticks_.push_back(std::move(made));
     now_.weights.emplace_back(stages_);
+  }
+
+  void add_slot(const Tick& tick, int slot, Pass pass, PlannedTick& made) const {
+    std::vector<int> of_pass(stages_, -1);
+    for (int stage = 0; stage < stages_; ++stage) {
+      const TickStage& own = tick.stages[stage];
+      if (own.pass == pass) of_pass[stage] = nano_batch(own.micro_batch, slot);
+    }
+    made.load_sevenths += slot_load(request_, of_pass) / request_.grid.replicas *
+                          kSevenths[static_cast<size_t>(pass)];
+    const std::vector<RankWork> work = slot_work(request_, of_pass, pass);
+    for (int stage = 0; stage < stages_; ++stage) made.linear_ps[stage] += slowest(work, stage);
   }
 
   int64_t slowest(std::span<const RankWork> work, int stage) const {
@@ -148,15 +172,16 @@ class SlotWeights {
            slowest(slot_work(request_, alone, Pass::kBackward, {.weights = left}), stage);
   }
 
-  Length length_of(size_t tick) {
-    const SlotTick& of = ticks_[tick];
+  /// The length of a tick if a stage had so much more linear work than is decided.
+  Length length_of(size_t tick, int changed = -1, int64_t more_ps = 0) {
+    const PlannedTick& of = ticks_[tick];
     int64_t all_ps = of.attention_ps;
     for (int stage = 0; stage < stages_; ++stage) {
       const StageWeights& weights = now_.weights[tick][stage];
       int64_t& linear = servers_[stage].other_ps;
-      linear = of.linear_ps[stage];
-      if (weights.leaves) linear -= weights_ps_[stage][of.nano_batches[stage]];
-      for (const int nano : weights.plays) linear += weights_ps_[stage][nano];
+      linear = of.linear_ps[stage] + (stage == changed ? more_ps : 0);
+      if (weights.leaves) linear -= weights_ps_[stage][of.micro_batches[stage]];
+      for (const int micro_batch : weights.plays) linear += weights_ps_[stage][micro_batch];
       all_ps += linear;
     }
     Length length{.ps = least_ps(servers_, request_.balance_target, of.load_sevenths)};
@@ -172,144 +197,107 @@ class SlotWeights {
     now_.length[tick] = length;
   }
 
-  void improve() {
-    for (int round = 0; round < kMostRounds; ++round) {
-      const Length before = now_.total;
-      for (size_t tick = 0; tick < ticks_.size(); ++tick) decide(tick);
-      if (now_.total == before) break;
-    }
-  }
-
-  /// Decides what is left in this tick, and when it is played.
-  void decide(size_t tick) {
-    std::vector<int> new_ones;
-    for (int stage = 0; stage < stages_; ++stage) {
-      if (!ticks_[tick].is_backward[stage]) continue;
-      if (!now_.weights[tick][stage].leaves) {
-        new_ones.push_back(stage);
-      } else if (!keep_if_better([&] { return take_back(tick, stage) && leave(tick, stage); })) {
-        keep_if_better([&] { return take_back(tick, stage); });
-      }
-    }
-    const auto leave_all = [&] {
-      return std::ranges::all_of(new_ones, [&](int stage) { return leave(tick, stage); });
-    };
-    if (new_ones.empty() || keep_if_better(leave_all) || new_ones.size() == 1) return;
-    for (const int stage : new_ones) keep_if_better([&] { return leave(tick, stage); });
-  }
-
   /// Lengths of ticks are whole picoseconds, so a sum of them may get shorter by rounding alone.
   bool is_better(const Length& now, const Length& before) const {
     return now.ps + least_gain_ps_ < before.ps ||
            (now.ps <= before.ps && now.beyond_ps + least_gain_ps_ < before.beyond_ps);
   }
-  /// Makes a change, and takes it back unless it can be made and is for the better.
-  template <typename Change>
-  bool keep_if_better(const Change& change) {
-    const Length before = now_.total;
-    replaced_.clear();
-    if (change() && is_better(now_.total, before)) return true;
-    for (auto one = replaced_.rbegin(); one != replaced_.rend(); ++one) {
-      now_.weights[one->tick][one->stage] = one->weights;
-      now_.played[one->stage][one->nano] = one->played;
+
+  /// Decides anew what a stage leaves and plays: the best for it as long as the others stay. What
+  /// is left first is played first.
+  void decide(int stage, const Weighing& weighing) {
+    for (std::vector<StageWeights>& tick : now_.weights) tick[stage] = {};
+    const std::vector<std::vector<Choice>> choices = choices_of(stage, weighing);
+    std::vector<Choice> chosen(ticks_.size());
+    int outstanding = 0;
+    for (size_t tick = ticks_.size(); tick-- > 0;) {
+      chosen[tick] = choices[tick][outstanding];
+      outstanding = chosen[tick].before;
     }
-    for (const Replaced& one : replaced_) set_length(one.tick);
-    return false;
-  }
-  /// To be called before what a stage does in this tick, or when it plays this nano-batch, changes.
-  void will_change(size_t tick, int stage, int nano) {
-    replaced_.push_back({tick, stage, now_.weights[tick][stage], nano, now_.played[stage][nano]});
+    std::vector<int> left;
+    auto next = size_t{0};
+    for (size_t tick = 0; tick < ticks_.size(); ++tick) {
+      StageWeights& weights = now_.weights[tick][stage];
+      for (int i = 0; i < chosen[tick].plays; ++i) weights.plays.push_back(left[next++]);
+      weights.leaves = chosen[tick].leaves;
+      if (weights.leaves) left.push_back(ticks_[tick].micro_batches[stage]);
+      set_length(tick);
+    }
   }
 
-  /// Nano-batches of a stage whose weight gradients are left in this tick or earlier, and are not
-  /// played before it.
-  int outstanding(int64_t tick, int stage) const {
-    int count = 0;
-    for (const size_t left : backward_[stage]) {
-      if (static_cast<int64_t>(left) > tick) break;
-      if (!now_.weights[left][stage].leaves) continue;
-      const int64_t played = now_.played[stage][ticks_[left].nano_batches[stage]];
-      count += played < 0 || played >= tick ? 1 : 0;
+  /// [ticks][outstanding micro-batches behind it] What is played counts with the mean of the
+  /// stage's micro-batches.
+  std::vector<std::vector<Choice>> choices_of(int stage, const Weighing& weighing) {
+    const int most = static_cast<int>(
+        std::min<int64_t>(request_.outstanding_weight_gradients, std::ssize(backward_[stage])));
+    std::vector<std::vector<Choice>> choices(ticks_.size(), std::vector<Choice>(most + 1));
+    std::vector<Choice> before(most + 1);
+    before[0].cost = 0;
+    for (size_t tick = 0; tick < ticks_.size(); ++tick) {
+      const int most_plays = ticks_[tick].is_played ? std::min(most, kMostPlays) : 0;
+      for (const bool leaves : {false, true}) {
+        if (leaves && !ticks_[tick].is_backward[stage]) continue;
+        for (int plays = 0; plays <= most_plays; ++plays) {
+          const Wide cost = cost_of(tick, stage, leaves, plays, weighing);
+          for (int held = plays; held + (leaves ? 1 : 0) <= most; ++held) {
+            if (before[held].cost == kNoWay) continue;
+            Choice& choice = choices[tick][held + (leaves ? 1 : 0) - plays];
+            if (before[held].cost + cost >= choice.cost) continue;
+            choice = {
+                .cost = before[held].cost + cost, .before = held, .plays = plays, .leaves = leaves};
+          }
+        }
+      }
+      before = choices[tick];
     }
-    return count;
+    return choices;
   }
 
-  /// A stage leaves its weight gradients, and plays them where that prolongs a tick least. Returns
-  /// false if they cannot be.
-  bool leave(size_t tick, int stage) {
-    const int nano = ticks_[tick].nano_batches[stage];
-    will_change(tick, stage, nano);
-    now_.weights[tick][stage].leaves = true;
-    set_length(tick);
-    const int most = request_.outstanding_weight_gradients;
-    if (outstanding(static_cast<int64_t>(tick), stage) > most) return false;
-    Length best{.ps = std::numeric_limits<int64_t>::max()};
-    int64_t where = -1;
-    const std::vector<size_t>& own = backward_[stage];
-    const size_t next =
-        static_cast<size_t>(std::ranges::lower_bound(own, tick) - own.begin()) + reach_;
-    const size_t end = next < own.size() ? own[next] : ticks_.size();
-    for (size_t other = tick + 1; other < end; ++other) {
-      const bool leaves = now_.weights[other][stage].leaves;
-      if (leaves && outstanding(static_cast<int64_t>(other), stage) > most) break;
-      if (!ticks_[other].is_played()) continue;
-      std::vector<int>& plays = now_.weights[other][stage].plays;
-      plays.push_back(nano);
-      Length longer = length_of(other);
-      plays.pop_back();
-      longer.ps -= now_.length[other].ps;
-      longer.beyond_ps -= now_.length[other].beyond_ps;
-      if (longer >= best) continue;
-      best = longer;
-      where = static_cast<int64_t>(other);
-    }
-    if (where < 0) return false;
-    will_change(where, stage, nano);
-    now_.weights[where][stage].plays.push_back(nano);
-    now_.played[stage][nano] = where;
-    set_length(where);
-    return true;
-  }
-  bool take_back(size_t tick, int stage) {
-    const int nano = ticks_[tick].nano_batches[stage];
-    const int64_t played = now_.played[stage][nano];
-    will_change(tick, stage, nano);
-    will_change(played, stage, nano);
-    now_.weights[tick][stage].leaves = false;
-    std::erase(now_.weights[played][stage].plays, nano);
-    now_.played[stage][nano] = -1;
-    set_length(tick);
-    set_length(played);
-    return true;
+  Wide cost_of(size_t tick, int stage, bool leaves, int plays, const Weighing& weighing) {
+    int64_t more_ps = plays * mean_weights_ps_[stage];
+    if (leaves) more_ps -= weights_ps_[stage][ticks_[tick].micro_batches[stage]];
+    const Length length = length_of(tick, stage, more_ps);
+    return Wide{weighing.length} * (length.ps + (leaves ? least_gain_ps_ : 0)) +
+           Wide{weighing.beyond} * length.beyond_ps;
   }
 
   const PipelineRequest& request_;
-  const int stages_, slot_;
-  std::vector<SlotTick> ticks_;
-  /// [stages][nano-batches] The gradients by matrices of all layers of the stage.
+  const int stages_;
+  std::vector<PlannedTick> ticks_;
+  /// [stages][micro-batches] The gradients by matrices of all layers of the stage.
   std::vector<std::vector<int64_t>> weights_ps_;
-  int64_t least_gain_ps_ = 0;  // a thousandth of the weight gradients of a stage and nano-batch
+  std::vector<int64_t> mean_weights_ps_;  // [stages]
+  int64_t least_gain_ps_ = 0;  // a thousandth of the weight gradients of a stage and micro-batch
   std::vector<std::vector<size_t>> backward_;  // [stages] ticks of its backward, in order
   std::vector<RankWork> servers_;              // [stages], then dedicated servers
   Decisions now_;
-  std::vector<Replaced> replaced_;
-  size_t reach_ = 0;  // backward ticks of the stage before which what it leaves must be played
 };
 
 }  // namespace
 
+bool lets_weights_wait(const PipelineRequest& request) {
+  return request.trains && request.grid.stages > 1 && !request.speeds.empty() &&
+         request.outstanding_weight_gradients > 0;
+}
+
 WeightGradients plan_weight_gradients(const PipelineRequest& request, std::span<const Tick> ticks) {
   DISTCA_CHECK_GE(request.outstanding_weight_gradients, 0);
-  if (request.grid.stages == 1 || request.outstanding_weight_gradients == 0 || !request.trains ||
-      request.speeds.empty())
-    return {};
+  if (!lets_weights_wait(request)) return {};
+  const std::vector<std::vector<StageWeights>> planned = MicroBatchWeights(request, ticks).plan();
+  const auto nano_batches = static_cast<int>(request.nano_batches.size());
   WeightGradients all(ticks.size());
   bool leaves = false;
-  for (int slot = 0; slot < request.slots; ++slot) {
-    std::vector<std::vector<StageWeights>> of_slot = SlotWeights(request, ticks, slot).plan();
-    for (size_t tick = 0; tick < ticks.size(); ++tick) {
-      leaves |= std::ranges::any_of(of_slot[tick], &StageWeights::leaves);
-      all[tick].push_back(std::move(of_slot[tick]));
+  for (size_t tick = 0; tick < ticks.size(); ++tick) {
+    for (int slot = 0; slot < request.slots; ++slot) {
+      std::vector<StageWeights>& of_slot = all[tick].emplace_back(planned[tick]);
+      for (size_t stage = 0; stage < of_slot.size(); ++stage) {
+        const auto nano_of = [&](int micro_batch) { return micro_batch * request.slots + slot; };
+        StageWeights& weights = of_slot[stage];
+        weights.leaves &= nano_of(ticks[tick].stages[stage].micro_batch) < nano_batches;
+        for (int& played : weights.plays) played = nano_of(played);
+        std::erase_if(weights.plays, [&](int nano) { return nano >= nano_batches; });
+        leaves |= weights.leaves;
+      }
     }
   }
   return leaves ? all : WeightGradients{};

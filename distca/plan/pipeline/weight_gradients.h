@@ -30,16 +30,18 @@ struct StageWeights {
 /// [ticks][slots][stages] Empty if none is left.
 using WeightGradients = std::vector<std::vector<std::vector<StageWeights>>>;
 
-/// Decides what each stage leaves, and in which later tick it computes it. At any time, a slot of a
-/// stage has left those of at most request.outstanding_weight_gradients nano-batches. A change is
-/// kept if it makes the sum of the least lengths of all ticks (cost/finish_time.h) smaller, or,
-/// where that stays equal, the linear work beyond the ranks' mean, by a thousandth of the longest
-/// weight gradients of a nano-batch at least. Ticks are gone through in order,
-/// several times: in each, first all stages that play backward leave theirs together, then each
-/// alone, and what is left already is placed again. With one stage, a bound of 0, or unknown
-/// speeds, nothing is left. Counts linear work of the slowest replica of each stage and core
-/// attention, by the request's speeds; ignores exchanges and sums of gradients. Times are compared
-/// as integers, which have the same bits on every machine.
+/// Returns true if stages of the request may leave weight gradients: it trains, has several stages,
+/// knows speeds, and its bound is above 0.
+bool lets_weights_wait(const PipelineRequest& request);
+
+/// Decides what each stage leaves, and in which later tick it computes it, for both slots alike. At
+/// any time, a slot of a stage has left those of at most request.outstanding_weight_gradients
+/// nano-batches. The sum of the least lengths of all ticks (cost/finish_time.h) is to be small, and
+/// then the linear work beyond the ranks' mean. Stages are decided in turn, several times: each as
+/// is best for it as long as the others stay. Nothing waits for less than a thousandth of the
+/// longest weight gradients of a micro-batch. Counts linear work of the slowest replica of each
+/// stage and core attention, by the request's speeds; ignores exchanges and sums of gradients.
+/// Times are compared as integers, which have the same bits on every machine.
 WeightGradients plan_weight_gradients(const PipelineRequest& request, std::span<const Tick> ticks);
 
 /// The most nano-batches of a stage, in all slots, whose weight gradients are left at a time.

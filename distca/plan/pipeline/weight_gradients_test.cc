@@ -57,9 +57,9 @@ TEST(WeightGradients, that_wait_fill_what_stages_would_wait_for) {
     std::array<double, 3> most;  // [outstanding] the step over its busy time
   };
   for (const Row& row :
-       {Row{2, 4, .40, {1.050, 1.020, 1.020}}, Row{4, 8, .25, {1.190, 1.125, 1.090}},
-        Row{4, 8, .40, {1.105, 1.060, 1.040}}, Row{4, 8, .60, {1.045, 1.020, 1.020}},
-        Row{8, 16, .40, {1.145, 1.090, 1.080}}}) {
+       {Row{2, 4, .40, {1.050, 1.015, 1.015}}, Row{4, 8, .25, {1.190, 1.105, 1.070}},
+        Row{4, 8, .40, {1.105, 1.050, 1.035}}, Row{4, 8, .60, {1.045, 1.015, 1.015}},
+        Row{8, 16, .40, {1.145, 1.080, 1.070}}}) {
     for (int outstanding = 0; outstanding <= 2; ++outstanding) {
       const PipelineRequest request =
           request_of(row.stages, row.micro_batches, row.share, outstanding);
@@ -121,6 +121,24 @@ TEST(WeightGradients, wait_with_replicas_dedicated_servers_and_recomputation) {
         }
         before = step;
       }
+    }
+  }
+}
+
+/// The last micro-batch has one nano-batch: nobody visits the other slot of ticks that it has
+/// alone.
+TEST(WeightGradients, are_played_where_a_slot_has_a_nano_batch) {
+  PipelineRequest request = request_of(4, 3, .4, 2);
+  request.nano_batches.pop_back();
+  request.homes.pop_back();
+  const PipelinePlan plan = make_pipeline_plan(request);
+  EXPECT_THAT(validate(plan), IsEmpty());
+  ASSERT_FALSE(plan.weight_gradients.empty());
+  for (int tick = 0; tick < static_cast<int>(plan.ticks.size()); ++tick) {
+    for (int slot = 0; slot < 2; ++slot) {
+      const bool plays = std::ranges::any_of(
+          plan.weights_of(tick, slot), [](const auto& stage) { return !stage.plays.empty(); });
+      EXPECT_TRUE(!plays || plan.plan_of_slot[tick][slot] >= 0) << tick << ", " << slot;
     }
   }
 }
