@@ -58,7 +58,7 @@ class Stage:
         self.rows, self.judged, self.parts = [], set(), 0
         self.begun = time.monotonic()
         limit = options.limit or (FIRST_LIMIT_S if name == "first" else STAGE_LIMIT_S)
-        self.ends = self.part_ends = self.begun + limit
+        self.ends = self.part_ends = self.begun + limit * options.patience
 
     def left_s(self):
         return max(LEAST_LIMIT_S, min(self.ends, self.part_ends) - time.monotonic())
@@ -119,7 +119,7 @@ class Stage:
 
     def run(self, name, limit_s, command, **others):
         """Runs a command for at most so many seconds; what it printed. Raises Missing, in one line, if it fails."""
-        limit_s = min(limit_s, self.left_s())
+        limit_s = min(limit_s * self.options.patience, self.left_s())
         # Streams of ranks that share a device do not wait behind each other in the driver's queues (cli/train.cc).
         environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"} | os.environ | {
             key: str(value) for key, value in (self.libraries | others).items()}
@@ -177,13 +177,13 @@ class Stage:
 
     def part(self, name, limit_s, body):
         """A check whose steps end together after so many seconds, and whose lines are a file as soon as it ends. Its result."""
-        begun, before = time.monotonic(), len(self.rows)
+        begun, before, limit_s = time.monotonic(), len(self.rows), limit_s * self.options.patience
         self.part_ends, self.parts = begun + limit_s, self.parts + 1
         try:
             return self.check(name, body)
         finally:
             self.part_ends = self.ends
-            lines = [*self.rows[before:], f"{name}: {time.monotonic() - begun:.0f} s of at most {limit_s} s"]
+            lines = [*self.rows[before:], f"{name}: {time.monotonic() - begun:.0f} s of at most {limit_s:.0f} s"]
             (self.out / f"{self.name}_{self.parts}_{name.replace(' ', '_')}.txt").write_text("\n".join(lines) + "\n")
             self.say(lines[-1])
 
@@ -287,6 +287,8 @@ def arguments(words):
     options.add_argument("--python", default=sys.executable, help="the Python that has PyTorch")
     options.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options.add_argument("--limit", type=float, help=f"seconds of a stage; {STAGE_LIMIT_S}, of first {FIRST_LIMIT_S}")
+    options.add_argument("--patience", type=float, default=1,
+                         help="all limits are so many times as long: for a rehearsal on a machine that is busy or slow")
     options.add_argument("--nccl", help="a libnccl.so.2 that lets several ranks share a device, for stage E")
     asked = options.parse_args(words)
     asked.stages = [stage for word in asked.stages for stage in ([word] if word in STAGES else word)]

@@ -153,7 +153,8 @@ class Frame(unittest.TestCase):
 class Rehearsal(unittest.TestCase):
     def play(self, *stages):
         with tempfile.TemporaryDirectory() as out:
-            ran = subprocess.run([ROOT / "scripts/gpu_check.sh", *stages, "--device", "cpu", "--build", BUILD, "--out", out],
+            ran = subprocess.run([ROOT / "scripts/gpu_check.sh", *stages, "--device", "cpu", "--build", BUILD, "--out", out,
+                                  "--patience", "10"],
                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=STAGES_LIMIT_S)
             kept = {name: pathlib.Path(out, name).read_text() for name in sorted(os.listdir(out))}
         self.assertEqual(ran.returncode, 0, ran.stdout)

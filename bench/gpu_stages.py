@@ -236,7 +236,7 @@ def lost_rank(stage, fault, words, environment):
             stage.options.python, "bench/gpu_faults.py", how, folder, "--", stage.build / "distca", "train",
             f"data.prefix={stage.work}/docs", f"train.output_dir={folder}/run", "train.overwrite=true", *SMALL_MODEL,
             "train.steps=1000000", "train.validation_every=0", "comm.timeout_s=3", "comm.grace_s=2", "--workers", 2, *words, *long],
-            **environment)
+            GPU_CHECK_PATIENCE=stage.options.patience, **environment)
         told = json.loads(text.splitlines()[-1])
         if told["exit_code"] != 1 or not re.search(SAID[fault], told["last"]):
             raise Missing(f"exit code {told['exit_code']}, last line: {told['last'][:160]}")

@@ -262,10 +262,11 @@ TEST_F(NcclFaults, a_rank_that_is_done_waits_for_the_others_without_an_error) {
   const std::vector<std::string> said = play_rounds(
       [&](Communicator& group, NcclTestRank& rank) {
         swap_bytes_thrice(group, rank);
-        if (group.rank() == 0) std::this_thread::sleep_for(std::chrono::duration<double>(1.5));
+        if (group.rank() == 0)
+          std::this_thread::sleep_for(std::chrono::duration<double>(1.5 * kHasty.timeout_s));
         ++done;
       },
-      {.timeout_s = 0.5, .grace_s = 1}, rounds_, at_once_);
+      kHasty, rounds_, at_once_);
   EXPECT_THAT(said, ::testing::IsEmpty());
   EXPECT_EQ(done, 2 * rounds_);
 }
