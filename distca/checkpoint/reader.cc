@@ -10,15 +10,15 @@
 namespace distca {
 namespace {
 
-/// The elements of the whole tensor from a piece's first to its last.
-Range span_of(const StoredPiece& piece, const StoredTensor& tensor) {
-  const Range columns = piece.box.back();
-  const int64_t first_row = piece.box.size() == 2 ? piece.box[0].begin : 0;
+/// The elements of the whole tensor from the first to the last of some elements of a box.
+Range span_of(const std::vector<Range>& box, const Range& range, const StoredTensor& tensor) {
+  const Range columns = box.back();
+  const int64_t first_row = box.size() == 2 ? box[0].begin : 0;
   const auto place = [&](int64_t at) {
     return (first_row + at / columns.size()) * tensor.shape.back() + columns.begin +
            at % columns.size();
   };
-  return {place(piece.range.begin), place(piece.range.end - 1) + 1};
+  return {place(range.begin), place(range.end - 1) + 1};
 }
 
 /// Copies a piece's elements, of `element` bytes each, to their places in the whole tensor.
@@ -87,19 +87,23 @@ int64_t CheckpointReader::find(const StoredTensor& wanted) const {
 }
 
 void CheckpointReader::read(int64_t tensor, StatePart part, std::span<std::byte> out) const {
-  read(tensor, part, {{0, index_.tensors[tensor].numel()}}, out);
+  std::vector<Range> box;
+  for (const int64_t size : index_.tensors[tensor].shape) box.push_back({0, size});
+  read(tensor, part, box, {{0, index_.tensors[tensor].numel()}}, out);
 }
 
-void CheckpointReader::read(int64_t tensor, StatePart part, const std::vector<Range>& wanted,
-                            std::span<std::byte> out) const {
+void CheckpointReader::read(int64_t tensor, StatePart part, const std::vector<Range>& box,
+                            const std::vector<Range>& wanted, std::span<std::byte> out) const {
   const StoredTensor& whole = index_.tensors[tensor];
   DISTCA_CHECK_EQ(static_cast<int64_t>(out.size()), whole.bytes());
   for (const size_t i : pieces_of_[tensor]) {
     const StoredPiece& piece = index_.pieces[i];
-    if (piece.part != part) continue;
-    const Range span = span_of(piece, whole);
-    if (std::ranges::any_of(wanted, [&](const Range& r) { return !intersect(r, span).empty(); }))
-      place(piece, whole, checked_bytes(i), out);
+    if (piece.part != part || intersect(piece.box.back(), box.back()).empty()) continue;
+    const Range span = span_of(piece.box, piece.range, whole);
+    const auto meets = [&](const Range& r) {
+      return !intersect(span_of(box, r, whole), span).empty();
+    };
+    if (std::ranges::any_of(wanted, meets)) place(piece, whole, checked_bytes(i), out);
   }
 }
 

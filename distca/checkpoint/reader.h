@@ -32,10 +32,10 @@ class CheckpointReader {
   int64_t find(const StoredTensor& wanted) const;
   /// Reads a part of a whole tensor into `out`, which must have its size.
   void read(int64_t tensor, StatePart part, std::span<std::byte> out) const;
-  /// Reads, into their places, only the pieces that have some of the elements `wanted`, which are
-  /// counted row by row.
-  void read(int64_t tensor, StatePart part, const std::vector<Range>& wanted,
-            std::span<std::byte> out) const;
+  /// Reads, into their places in the whole tensor, only the pieces that have some of the elements
+  /// `wanted` of a box of it, which are counted row by row within the box.
+  void read(int64_t tensor, StatePart part, const std::vector<Range>& box,
+            const std::vector<Range>& wanted, std::span<std::byte> out) const;
   /// Reads everything and checks every hash.
   void check() const;
   /// Bytes of pieces that were read so far.

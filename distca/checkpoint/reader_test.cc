@@ -82,7 +82,20 @@ TEST_F(checkpoint_reader, reads_boxes_of_rows_and_columns) {
   add(2, {{5, 12}, {0, 100}}, {150, 700}, 2);
   write_pieces(run_, index);
   complete_checkpoint(run_, index);
-  expect_values(CheckpointReader(find_checkpoints(run_).newest()));
+  const fs::path folder = find_checkpoints(run_).newest();
+  expect_values(CheckpointReader(folder));
+  const auto bytes_of = [&](int64_t tensor, const std::vector<Range>& box, const Range& wanted) {
+    const CheckpointReader reader(folder);
+    std::vector<float> read(static_cast<size_t>(some_tensors()[tensor].numel()));
+    reader.read(tensor, StatePart::kExpAvg, box, {wanted}, std::as_writable_bytes(std::span(read)));
+    return reader.bytes_read();
+  };
+  EXPECT_EQ(bytes_of(0, {{0, 70}, {0, 33}}, {0, 500}), 4 * 1000)
+      << "of its columns, the first rows";
+  EXPECT_EQ(bytes_of(0, {{0, 70}, {33, 100}}, {0, 70 * 67}), 4 * 70 * 67);
+  EXPECT_EQ(bytes_of(0, {{0, 20}, {0, 100}}, {0, 2000}), 4 * (1000 + 70 * 67)) << "of a row, all";
+  EXPECT_EQ(bytes_of(1, {{50, 100}}, {10, 11}), 4 * 50);
+  EXPECT_EQ(bytes_of(2, {{6, 12}, {0, 100}}, {100, 600}), 4 * 550);
 }
 
 TEST_F(checkpoint_reader, only_what_is_wanted_is_read) {
@@ -90,7 +103,8 @@ TEST_F(checkpoint_reader, only_what_is_wanted_is_read) {
   std::vector<float> read(7000, -1);
   const auto bytes_of = [&](const std::vector<Range>& wanted) {
     const CheckpointReader reader(folder);
-    reader.read(0, StatePart::kExpAvg, wanted, std::as_writable_bytes(std::span(read)));
+    reader.read(0, StatePart::kExpAvg, {{0, 70}, {0, 100}}, wanted,
+                std::as_writable_bytes(std::span(read)));
     return reader.bytes_read();
   };
   EXPECT_EQ(bytes_of({}), 0);

@@ -2,7 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <numeric>
 #include <regex>
 
 #include "distca/base/error.h"
@@ -50,48 +49,70 @@ std::vector<Range> layers_of(const Config& config) {
 }  // namespace
 
 Stage RunGrid::stage_of(int rank) const {
-  const int stage = grid.stage(rank);
-  if (stage < 0) return {.index = grid.stages, .count = grid.stages};
-  return {.index = stage, .count = grid.stages, .layers = layers[stage]};
+  const int stage = grid.stage(server_of(rank));
+  const TensorPlace place{.size = tensor, .index = tensor_index(rank)};
+  if (stage < 0) return {.index = grid.stages, .count = grid.stages, .tensor = place};
+  return {.index = stage, .count = grid.stages, .layers = layers[stage], .tensor = place};
 }
 
-std::vector<int> RunGrid::replicas_of(int stage) const {
-  std::vector<int> ranks(grid.replicas);
-  std::iota(ranks.begin(), ranks.end(), grid.rank(stage, 0));
+std::vector<int> RunGrid::replicas_of(int rank) const {
+  std::vector<int> ranks;
+  for (int replica = 0; replica < grid.replicas; ++replica)
+    ranks.push_back(first_replica(rank) + replica * tensor);
+  return ranks;
+}
+
+std::vector<int> RunGrid::servers_of(int rank) const {
+  std::vector<int> ranks;
+  for (int server = 0; server < grid.num_workers(); ++server)
+    ranks.push_back(rank_of(server, tensor_index(rank)));
   return ranks;
 }
 
 std::string RunGrid::name_of(int rank) const {
-  if (!is_pipeline()) return fmt::format("rank {}", rank);
-  if (grid.stage(rank) < 0) return fmt::format("rank {} (dedicated server)", rank);
-  return fmt::format("rank {} (stage {}, replica {})", rank, grid.stage(rank), grid.replica(rank));
+  if (!divides_model()) return fmt::format("rank {}", rank);
+  const int server = server_of(rank);
+  std::vector<std::string> places;
+  if (grid.stage(server) < 0) {
+    places.push_back("dedicated server");
+  } else {
+    if (is_pipeline()) places.push_back(fmt::format("stage {}", grid.stage(server)));
+    places.push_back(fmt::format("replica {}", grid.replica(server)));
+  }
+  if (tensor > 1) places.push_back(fmt::format("tensor {}", tensor_index(rank)));
+  return fmt::format("rank {} ({})", rank, fmt::join(places, ", "));
 }
 
 std::string RunGrid::named(const std::string& text) const {
-  static const std::regex rank_words(R"(\brank (\d{1,6})\b(?! \((?:stage|dedicated)))");
-  if (!is_pipeline()) return text;
+  static const std::regex rank_words(R"(\brank (\d{1,6})\b(?! \((?:stage|replica|dedicated)))");
+  if (!divides_model()) return text;
   std::string result;
   auto end = text.begin();
   for (std::sregex_iterator at(text.begin(), text.end(), rank_words), none; at != none; ++at) {
     result.append(end, text.begin() + at->position());
     const int rank = std::stoi((*at)[1]);
-    result += rank < grid.num_ranks() ? name_of(rank) : at->str();
+    result += rank < num_ranks() ? name_of(rank) : at->str();
     end = text.begin() + at->position() + at->length();
   }
   return result.append(end, text.end());
 }
 
 std::string RunGrid::describe() const {
-  const int workers = grid.num_workers();
-  std::string text = fmt::format("{} worker{}", workers, workers == 1 ? "" : "s");
-  if (!is_pipeline()) return text;
-  std::vector<std::string> ranges;
-  for (const Range& of : layers) {
-    ranges.push_back(of.size() == 1 ? std::to_string(of.begin)
-                                    : fmt::format("{}-{}", of.begin, of.end - 1));
+  const int workers = num_workers();
+  const std::string text = fmt::format("{} worker{}", workers, workers == 1 ? "" : "s");
+  if (!divides_model()) return text;
+  std::vector<std::string> factors;
+  if (is_pipeline()) {
+    std::vector<std::string> ranges;
+    for (const Range& of : layers) {
+      ranges.push_back(of.size() == 1 ? std::to_string(of.begin)
+                                      : fmt::format("{}-{}", of.begin, of.end - 1));
+    }
+    factors.push_back(fmt::format("{} stages (layers {})", grid.stages, fmt::join(ranges, ", ")));
   }
-  return fmt::format("{} = {} stages (layers {}) x {} replica{}", text, grid.stages,
-                     fmt::join(ranges, ", "), grid.replicas, grid.replicas == 1 ? "" : "s");
+  factors.push_back(fmt::format("{} replica{}", grid.replicas, grid.replicas == 1 ? "" : "s"));
+  if (tensor > 1) factors.push_back(fmt::format("{} tensor", tensor));
+  return fmt::format("{} = {}", text, fmt::join(factors, " x "));
 }
 
 RunGrid run_grid(const Config& config, int num_workers) {

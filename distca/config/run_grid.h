@@ -2,6 +2,9 @@
 // The places of the ranks in a run: the stages of its pipeline, their replicas and layers, and the
 // dedicated servers. Without a pipeline there is one stage. Any thread may call the functions.
 //
+// A server, which plans, exchanges and sums of gradients number, is one rank or, with tensor
+// parallelism, some ranks that divide the matrices of its layers. They are neighbours.
+//
 //     const RunGrid run = run_grid(config, num_workers);
 //     const std::vector<Weight> weights = weight_table(config.model, run.stage_of(rank));
 
@@ -16,19 +19,33 @@
 namespace distca {
 
 struct RunGrid {
-  Grid grid;                  // rank = stage * replicas + replica, then the dedicated servers
+  Grid grid;                  // server = stage * replicas + replica, then the dedicated servers
   std::vector<Range> layers;  // [stage] of the model
+  int tensor = 1;             // ranks of a server: rank = server * tensor + index
 
   bool is_pipeline() const { return grid.stages > 1; }
+  /// Returns true if no rank holds the whole model.
+  bool divides_model() const { return grid.stages > 1 || tensor > 1; }
+  /// The number of ranks that hold weights.
+  int num_workers() const { return grid.num_workers() * tensor; }
+  int num_ranks() const { return grid.num_ranks() * tensor; }
+  int server_of(int rank) const { return rank / tensor; }
+  int tensor_index(int rank) const { return rank % tensor; }
+  int rank_of(int server, int index) const { return server * tensor + index; }
   /// The part of the model that a rank holds. A dedicated server's stage has no layers.
   Stage stage_of(int rank) const;
-  /// The ranks that hold this stage's weights.
-  std::vector<int> replicas_of(int stage) const;
+  /// The ranks that hold the same weights as this one, which is one of them.
+  std::vector<int> replicas_of(int rank) const;
+  /// The ranks of all servers that hold weights which have this rank's index.
+  std::vector<int> servers_of(int rank) const;
   /// The first of the ranks that hold the same weights as this one.
-  int first_replica(int rank) const { return grid.rank(grid.stage(rank), 0); }
-  /// "rank 3" or, in a pipeline, "rank 3 (stage 1, replica 1)".
+  int first_replica(int rank) const {
+    return rank_of(grid.rank(grid.stage(server_of(rank)), 0), tensor_index(rank));
+  }
+  /// "rank 3" or, in a pipeline, "rank 3 (stage 1, replica 1)", or, with tensor parallelism, "rank
+  /// 3 (replica 1, tensor 1)".
   std::string name_of(int rank) const;
-  /// A text in which each "rank 3" has become name_of(3), in a pipeline.
+  /// A text in which each "rank 3" has become name_of(3), where it says more.
   std::string named(const std::string& text) const;
   /// "4 workers" or, in a pipeline, "4 workers = 2 stages (layers 0-3, 4-7) x 2 replicas".
   std::string describe() const;

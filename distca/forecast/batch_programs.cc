@@ -86,9 +86,9 @@ int64_t bytes_between_nodes(const Program& program, int rank, int64_t ranks_per_
 
 std::shared_ptr<const GradientExchange> rank_gradients(const Config& config, const RunGrid& run,
                                                        int rank, int64_t most_buckets) {
-  if (rank >= run.grid.num_workers()) return nullptr;
-  return gradient_exchange(config.model, step_options(config), run.stage_of(rank), rank,
-                           run.grid.replicas, most_buckets);
+  if (rank >= run.num_workers()) return nullptr;
+  return gradient_exchange(config.model, step_options(config), run.stage_of(rank),
+                           run.server_of(rank), run.grid.replicas, most_buckets);
 }
 
 }  // namespace distca

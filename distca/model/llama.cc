@@ -125,7 +125,14 @@ at::Tensor initial_weight(const Weight& weight, uint64_t seed) {
   at::parallel_for(0, ceil_div(value.numel(), kNormalChunk), 1, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) draw_initial_values(weight, seed, chunk, all);
   });
-  return value;
+  return held_part(weight, value).contiguous();
+}
+
+at::Tensor held_part(const Weight& weight, const at::Tensor& full) {
+  at::Tensor part = full;
+  for (size_t side = 0; side < weight.box.size(); ++side)
+    part = part.narrow(static_cast<int64_t>(side), weight.box[side].begin, weight.box[side].size());
+  return part;
 }
 
 void Llama::set_frequencies(State& s) {
@@ -156,7 +163,7 @@ Llama::Llama(const LlamaConfig& config, const Stage& stage, uint64_t seed, int c
     const at::Tensor parameter =
         s.storage.narrow(0, offsets.begins[i], weight.numel() * offsets.element_bytes[i])
             .view(in_compute ? s.compute : s.main_param)
-            .view(weight.shape);
+            .view(weight.held_shape());
     parameter.copy_(initial_weight(weight, seed));
     s.parameters.push_back(parameter);
   }

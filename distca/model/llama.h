@@ -36,9 +36,12 @@ namespace distca {
 
 enum class Keep : unsigned char;  // model/operators.h
 
-/// The initial value of a weight, drawn in fp32 on the CPU from (seed, name): the same on every
-/// rank, machine and device, for every dtype and number of threads.
+/// The initial value of what this rank holds of a weight, drawn in fp32 on the CPU from (seed,
+/// name): the same on every rank, machine and device, for every dtype and number of threads, and
+/// however ranks divide the weight.
 at::Tensor initial_weight(const Weight& weight, uint64_t seed);
+/// The part of a weight's full tensor that this rank holds: a view of it.
+at::Tensor held_part(const Weight& weight, const at::Tensor& full);
 
 /// The weights of a model, or of one stage of it, and its phases.
 class Llama {

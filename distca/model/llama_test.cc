@@ -73,6 +73,23 @@ TEST(llama, stages_draw_the_weights_of_the_whole_model) {
   EXPECT_EQ(next, whole.parameters().size());
 }
 
+TEST(llama, ranks_of_tensor_parallelism_draw_their_parts_of_the_whole_model) {
+  const LlamaConfig config = tiny();
+  const Llama whole(config, 7, -1);
+  for (const int size : {2, 4}) {
+    for (int index = 0; index < size; ++index) {
+      Stage stage = whole_model(config);
+      stage.tensor = {.size = size, .index = index};
+      const Llama part(config, stage, 7, -1);
+      for (size_t i = 0; i < part.weights().size(); ++i) {
+        EXPECT_TRUE(
+            at::equal(part.parameters()[i], held_part(part.weights()[i], whole.parameters()[i])))
+            << part.weights()[i].name << " of rank " << index << " of " << size;
+      }
+    }
+  }
+}
+
 TEST(llama, the_last_stages_copy_of_a_tied_embedding_gives_the_loss_of_the_whole_model) {
   LlamaConfig config = tiny();
   config.tie_word_embeddings = true;

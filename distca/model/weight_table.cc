@@ -13,31 +13,61 @@
 
 namespace distca {
 
-int64_t Weight::numel() const { return is_matrix() ? shape[0] * shape[1] : shape[0]; }
+std::vector<int64_t> Weight::held_shape() const {
+  if (box.empty()) return shape;
+  std::vector<int64_t> sizes;
+  for (const Range& side : box) sizes.push_back(side.size());
+  return sizes;
+}
+
+int64_t Weight::numel() const {
+  int64_t product = 1;
+  for (const int64_t size : held_shape()) product *= size;
+  return product;
+}
 
 namespace {
 
 /// Adds the weights that the pre-attention of a layer has in addition to Llama's.
 void add_of_family(const LlamaConfig& config, int layer, std::vector<Weight>* table) {
-  const auto add = [&](const char* name, int64_t size, SplitAxis split, bool is_bias) {
-    table->push_back({fmt::format("model.layers.{}.self_attn.{}", layer, name),
-                      {size},
-                      split,
-                      layer,
-                      WeightPhase::kPreAttention,
-                      0,
-                      is_bias});
+  const auto add = [&](const char* name, int64_t size, SplitAxis split, int64_t heads) {
+    table->push_back({.name = fmt::format("model.layers.{}.self_attn.{}", layer, name),
+                      .shape = {size},
+                      .split = split,
+                      .layer = layer,
+                      .phase = WeightPhase::kPreAttention,
+                      .is_bias = heads > 0,
+                      .heads = heads});
   };
+  const int64_t heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
   if (config.has_qkv_bias()) {
-    const int64_t kv = config.num_key_value_heads * config.head_dim;
-    add("q_proj.bias", config.num_attention_heads * config.head_dim, SplitAxis::kRows, true);
-    add("k_proj.bias", kv, SplitAxis::kRows, true);
-    add("v_proj.bias", kv, SplitAxis::kRows, true);
+    add("q_proj.bias", heads * config.head_dim, SplitAxis::kRows, heads);
+    add("k_proj.bias", kv_heads * config.head_dim, SplitAxis::kRows, kv_heads);
+    add("v_proj.bias", kv_heads * config.head_dim, SplitAxis::kRows, kv_heads);
   }
   if (config.has_qk_norm()) {
-    add("q_norm.weight", config.head_dim, SplitAxis::kNone, false);
-    add("k_norm.weight", config.head_dim, SplitAxis::kNone, false);
+    add("q_norm.weight", config.head_dim, SplitAxis::kNone, 0);
+    add("k_norm.weight", config.head_dim, SplitAxis::kNone, 0);
   }
+}
+
+/// Gives a weight the part that the rank of this place holds.
+void divide(Weight& weight, const TensorPlace& place) {
+  weight.box.clear();
+  for (const int64_t size : weight.shape) weight.box.push_back({0, size});
+  weight.holders = {0, place.size};
+  if (weight.split == SplitAxis::kNone) return;
+  Range& side = weight.split == SplitAxis::kRows ? weight.box.front() : weight.box.back();
+  const int64_t count = weight.heads > 0 ? weight.heads : side.size(), unit = side.size() / count;
+  if (weight.heads > 0 && weight.heads < place.size) {
+    const int64_t sharers = place.size / weight.heads, head = place.index / sharers;
+    side = {head * unit, (head + 1) * unit};
+    weight.holders = {head * sharers, (head + 1) * sharers};
+    return;
+  }
+  const Range part = place.part(count);
+  side = {part.begin * unit, part.end * unit};
+  weight.holders = {place.index, place.index + 1};
 }
 
 }  // namespace
@@ -55,10 +85,13 @@ void draw_initial_values(const Weight& weight, uint64_t seed, int64_t chunk,
   draw_normal_chunk(seed ^ hash.value(), static_cast<uint64_t>(chunk), weight.initial_std, out);
 }
 
-std::vector<Weight> weight_table(const LlamaConfig& config) {
+namespace {
+
+/// All weights, before they are divided.
+std::vector<Weight> whole_table(const LlamaConfig& config) {
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
-  const int64_t q = config.num_attention_heads * config.head_dim,
-                kv = config.num_key_value_heads * config.head_dim;
+  const int64_t heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
+  const int64_t q = heads * config.head_dim, kv = kv_heads * config.head_dim;
   const double std_dev = config.initializer_range;
   // Matrices that write to the residual stream are scaled down with depth, as in GPT-2.
   const double residual_std =
@@ -75,17 +108,18 @@ std::vector<Weight> weight_table(const LlamaConfig& config) {
   for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
     WeightPhase phase = WeightPhase::kPreAttention;
     const auto add = [&](const char* name, std::vector<int64_t> shape, SplitAxis split,
-                         double initial_std) {
+                         double initial_std, int64_t of_heads = 0) {
       table.push_back({fmt::format("model.layers.{}.{}.weight", layer, name), std::move(shape),
                        split, layer, phase, initial_std});
+      table.back().heads = of_heads;
     };
     add("input_layernorm", {hidden}, kNone, 0);
-    add("self_attn.q_proj", {q, hidden}, kRows, std_dev);
-    add("self_attn.k_proj", {kv, hidden}, kRows, std_dev);
-    add("self_attn.v_proj", {kv, hidden}, kRows, std_dev);
+    add("self_attn.q_proj", {q, hidden}, kRows, std_dev, heads);
+    add("self_attn.k_proj", {kv, hidden}, kRows, std_dev, kv_heads);
+    add("self_attn.v_proj", {kv, hidden}, kRows, std_dev, kv_heads);
     add_of_family(config, layer, &table);
     phase = WeightPhase::kPostAttention;
-    add("self_attn.o_proj", {hidden, q}, kColumns, residual_std);
+    add("self_attn.o_proj", {hidden, q}, kColumns, residual_std, heads);
     add("post_attention_layernorm", {hidden}, kNone, 0);
     add("mlp.gate_proj", {inner, hidden}, kRows, std_dev);
     add("mlp.up_proj", {inner, hidden}, kRows, std_dev);
@@ -103,8 +137,14 @@ std::vector<Weight> weight_table(const LlamaConfig& config) {
   return table;
 }
 
+}  // namespace
+
+std::vector<Weight> weight_table(const LlamaConfig& config) {
+  return weight_table(config, whole_model(config));
+}
+
 std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage) {
-  std::vector<Weight> table = weight_table(config);
+  std::vector<Weight> table = whole_table(config);
   Weight& embedding = table.front();
   embedding.is_tied = config.tie_word_embeddings && stage.count > 1;
   if (embedding.is_tied && stage.is_last()) {
@@ -118,6 +158,7 @@ std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage) 
     if (weight.layer == kAfterLayers) return !stage.is_last();
     return !stage.layers.contains({weight.layer, weight.layer + 1});
   });
+  for (Weight& weight : table) divide(weight, stage.tensor);
   return table;
 }
 

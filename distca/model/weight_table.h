@@ -18,7 +18,7 @@ namespace distca {
 
 struct Stage;  // program/program.h
 
-/// Along which axis of a weight ranks of tensor parallelism divide it. (No rank does so yet.)
+/// Along which axis of a weight ranks of tensor parallelism divide it.
 enum class SplitAxis : uint8_t {
   kNone,     // every rank has all of it
   kRows,     // out features: q, k, v, gate, up, the embedding and the head
@@ -43,18 +43,28 @@ struct Weight {
   /// True if the first and the last stage of a pipeline both hold it: a tied embedding. They sum
   /// its gradient together and update it to the same bits, so the first stage's is the one to save.
   bool is_tied = false;
+  /// The heads that the divided side consists of. 0 means that a part may begin at any row.
+  int64_t heads = 0;
+  /// [dimension] What this rank holds of the full tensor. An empty list means all of it.
+  std::vector<Range> box = {};
+  /// The ranks that hold the same part, by their index in tensor parallelism. They are all ranks
+  /// for a weight that is not divided, and neighbours for K and V where there are fewer key/value
+  /// heads than ranks. Each of them has gradients by its own rows or heads alone.
+  Range holders = {0, 1};
 
   bool is_matrix() const { return shape.size() == 2; }
   /// Returns true if AdamW lets it decay. Norms and biases do not.
   bool decays() const { return is_matrix(); }
   /// Returns true if it is the last stage's copy of the first stage's weight.
   bool is_copy() const { return is_tied && layer == kAfterLayers; }
+  /// The shape and the number of elements of what this rank holds.
+  std::vector<int64_t> held_shape() const;
   int64_t numel() const;
 };
 
 /// Draws a part of a weight's initial values: those from number `chunk` * kNormalChunk
-/// (base/normal.h) on, kNormalChunk of them or what is left. `values` are all of the weight's. The
-/// bits depend on the seed and the name alone: they are the same on every rank and machine.
+/// (base/normal.h) on, kNormalChunk of them or what is left. `values` are all of the full tensor's.
+/// The bits depend on the seed and the name alone: they are the same on every rank and machine.
 void draw_initial_values(const Weight& weight, uint64_t seed, int64_t chunk,
                          std::span<float> values);
 
@@ -63,7 +73,9 @@ void draw_initial_values(const Weight& weight, uint64_t seed, int64_t chunk,
 std::vector<Weight> weight_table(const LlamaConfig& config);
 /// The weights of a stage of a pipeline, in the same order: those of its layers, on the first stage
 /// the embedding, and on the last one the last norm and the head. A tied embedding is on both: the
-/// last stage's copy has its name and its initial values, and stands where a head would.
+/// last stage's copy has its name and its initial values, and stands where a head would. With
+/// tensor parallelism, each has the box that is its rank's. Q, K and V are divided by heads, and
+/// the vocabulary as evenly as it can be.
 std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage);
 /// The only stage where there is no pipeline.
 Stage whole_model(const LlamaConfig& config);

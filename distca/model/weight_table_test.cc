@@ -110,6 +110,38 @@ TEST(weight_table, the_last_stage_has_a_copy_of_a_tied_embedding) {
   EXPECT_EQ(head.layer, kAfterLayers);
 }
 
+TEST(weight_table, ranks_of_tensor_parallelism_hold_heads_and_even_parts_of_the_rest) {
+  const LlamaConfig config{.vocab_size = 61,
+                           .hidden_size = 64,
+                           .intermediate_size = 96,
+                           .num_hidden_layers = 1,
+                           .num_attention_heads = 8,
+                           .num_key_value_heads = 2,
+                           .head_dim = 16,
+                           .model_type = ModelType::kQwen2};
+  const auto held = [&](int size, int index, std::string_view name) {
+    Stage stage = whole_model(config);
+    stage.tensor = {.size = size, .index = index};
+    const std::vector<Weight> table = weight_table(config, stage);
+    return *std::ranges::find_if(
+        table, [&](const Weight& w) { return w.name.find(name) != std::string::npos; });
+  };
+  EXPECT_EQ(held(4, 3, "embed_tokens").box, (std::vector<Range>{{45, 61}, {0, 64}}));
+  EXPECT_EQ(held(4, 0, "lm_head").box, (std::vector<Range>{{0, 15}, {0, 64}}));
+  EXPECT_EQ(held(4, 1, "q_proj.weight").box, (std::vector<Range>{{32, 64}, {0, 64}}));
+  EXPECT_EQ(held(4, 1, "q_proj.bias").box, (std::vector<Range>{{32, 64}}));
+  EXPECT_EQ(held(2, 1, "k_proj.weight").box, (std::vector<Range>{{16, 32}, {0, 64}}));
+  EXPECT_EQ(held(4, 1, "v_proj.bias").box, (std::vector<Range>{{0, 16}})) << "of both neighbours";
+  EXPECT_EQ(held(4, 1, "v_proj.bias").holders, (Range{0, 2}));
+  EXPECT_EQ(held(4, 2, "k_proj.weight").box, (std::vector<Range>{{16, 32}, {0, 64}}));
+  EXPECT_EQ(held(4, 1, "o_proj").box, (std::vector<Range>{{0, 64}, {32, 64}}));
+  EXPECT_EQ(held(4, 2, "up_proj").held_shape(), (std::vector<int64_t>{24, 64}));
+  EXPECT_EQ(held(4, 2, "down_proj").holders, (Range{2, 3}));
+  EXPECT_EQ(held(4, 2, "down_proj").numel(), 64 * 24);
+  EXPECT_EQ(held(4, 2, "input_layernorm").box, (std::vector<Range>{{0, 64}}));
+  EXPECT_EQ(held(4, 2, "input_layernorm").holders, (Range{0, 4}));
+}
+
 TEST(weight_table, a_tied_weight_lies_in_blocks_of_its_own) {
   const LlamaConfig config{
       .vocab_size = 50, .hidden_size = 40, .num_hidden_layers = 2, .tie_word_embeddings = true};

@@ -136,11 +136,22 @@ struct Buffer {
 
 struct GradientExchange;
 
+/// A rank's place among those that divide the layers' matrices by tensor parallelism.
+struct TensorPlace {
+  int size = 1;
+  int index = 0;
+  /// Its part of `count` rows, columns or heads. Where `size` does not divide them, ranks have one
+  /// more or less.
+  Range part(int64_t count) const { return {count * index / size, count * (index + 1) / size}; }
+  bool operator==(const TensorPlace&) const = default;
+};
+
 /// The part of the model whose phases a rank plays. Without a pipeline there is one stage.
 struct Stage {
   int index = 0;  // in the order of forward
   int count = 1;
-  Range layers;  // its layers of the model; empty on a dedicated server
+  Range layers;        // its layers of the model; empty on a dedicated server
+  TensorPlace tensor;  // its part of their matrices
   bool is_first() const { return index == 0; }
   bool is_last() const { return index + 1 == count; }
   bool operator==(const Stage&) const = default;

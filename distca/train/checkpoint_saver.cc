@@ -96,30 +96,30 @@ struct Owners {
 
 Owned Owners::of(int rank) const {
   const Stage stage = run.stage_of(rank);
-  const std::vector<StoredTensor> held = stored_weights(model, stage);
-  const FlatLayout layout = flat_layout(weight_table(model, stage));
+  const int server = run.server_of(rank);
+  const std::vector<Weight> table = weight_table(model, stage);
+  const FlatLayout layout = flat_layout(table);
   std::vector<StoredTensor> tensors;
   std::vector<int64_t> begins;
-  // Replicas of the last stage own slices of a tied embedding, too.
-  std::vector<KeptWeight> weights = held_weights(model, stage);
-  if (!options.distributed_optimizer) {
-    const std::vector<Weight> table = weight_table(model, stage);
-    std::erase_if(weights, [&](const KeptWeight& w) { return table[w.in_stage].is_copy(); });
-  }
+  // Under ZeRO-1, replicas of the last stage own slices of a tied embedding, too.
+  const std::vector<KeptWeight> weights =
+      options.distributed_optimizer ? kept_slices(model, stage) : kept_weights(model, stage);
   for (const KeptWeight& weight : weights) {
-    tensors.push_back(held[weight.in_stage]);
+    tensors.push_back({.shape = table[weight.in_stage].held_shape()});
     begins.push_back(layout.begins[weight.in_stage]);
   }
   Owned owned;
   if (options.distributed_optimizer) {
-    for (const Range& slice : gradient_slices(model, options, stage, rank, run.grid.replicas))
+    for (const Range& slice : gradient_slices(model, options, stage, server, run.grid.replicas))
       add_pieces(tensors, begins, slice, file_of(rank), owned.pieces);
   } else {
-    owned.pieces = owned_pieces(tensors, run.grid.replica(rank), run.grid.replicas, file_of(rank));
+    owned.pieces =
+        owned_pieces(tensors, run.grid.replica(server), run.grid.replicas, file_of(rank));
   }
   for (StoredPiece& piece : owned.pieces) {
     const KeptWeight& weight = weights[piece.tensor];
     piece.tensor = static_cast<int64_t>(weight.in_model);
+    piece.box = table[weight.in_stage].box;
     owned.weights.push_back(weight.in_stage);
   }
   return owned;
@@ -195,21 +195,22 @@ bool all_see(const Config& config, const std::string& run_id, Communicator& comm
 
 /// Throws if rank 0 cannot write the state of all workers, since others have parts of it alone;
 /// says it if it can.
-void check_one_has_all(const Config& config, const fs::path& run, bool speaks) {
-  const int64_t stages = config.parallel.pipeline_model_parallel_size;
-  if (stages == 1 && !config.parallel.use_distributed_optimizer) {
+void check_one_has_all(const Config& config, const RunGrid& run, bool speaks) {
+  const std::string& folder = config.train.output_dir;
+  if (!run.divides_model() && !config.parallel.use_distributed_optimizer) {
     if (speaks)
-      standard_error().line(
-          fmt::format("warning: some workers do not see {}: rank 0 writes all of each checkpoint",
-                      run.string()));
+      standard_error().line(fmt::format(
+          "warning: some workers do not see {}: rank 0 writes all of each checkpoint", folder));
     return;
   }
   throw Error(ErrorKind::kConfig,
               "{} needs a train.output_dir that all workers see: each saves its own part, and some "
               "do not see {}",
-              stages > 1 ? fmt::format("parallel.pipeline_model_parallel_size = {}", stages)
-                         : "parallel.use_distributed_optimizer",
-              run.string());
+              run.is_pipeline()
+                  ? fmt::format("parallel.pipeline_model_parallel_size = {}", run.grid.stages)
+              : run.tensor > 1 ? fmt::format("parallel.tensor_model_parallel_size = {}", run.tensor)
+                               : "parallel.use_distributed_optimizer",
+              folder);
 }
 
 }  // namespace
@@ -223,8 +224,8 @@ CheckpointSaver::CheckpointSaver(const Config& config, RunFacts facts, std::stri
       run_(config.train.output_dir),
       writers_(run) {
   figures_.last_complete = own_checkpoint;
-  if (!config.ranks_are_threads() && !all_see(config, run_id_, comm, run.grid.num_workers())) {
-    check_one_has_all(config, run_, comm.rank() == 0);
+  if (!config.ranks_are_threads() && !all_see(config, run_id_, comm, run.num_workers())) {
+    check_one_has_all(config, run, comm.rank() == 0);
     writers_.grid.replicas = 1;
   }
   if (!config.checkpoint.async || config.checkpoint.every_steps == 0 || !writes()) return;
@@ -336,7 +337,7 @@ void CheckpointSaver::on_reports(const std::vector<SaveReport>& all) {
 void CheckpointSaver::start_completing() {
   completing_ = in_background([run = run_, index = head_, owners = owners(config_, writers_),
                                marks = before_bad_step_]() mutable {
-    for (int owner = 0; owner < owners.run.grid.num_workers(); ++owner)
+    for (int owner = 0; owner < owners.run.num_workers(); ++owner)
       add_file(unfinished_checkpoint(run, index.step), owner, owners, index);
     if (marks) mark_bad_step(run, index.step);
     complete_checkpoint(run, index);
@@ -418,13 +419,14 @@ bool CheckpointSaver::wait_for_all() {
 void load_checkpoint(const CheckpointReader& reader, const LlamaConfig& model, const Stage& stage,
                      Optimizer& optimizer) {
   const std::vector<StoredTensor> wanted = stored_weights(model, stage);
+  const std::vector<Weight> table = weight_table(model, stage);
   for (size_t i = 0; i < wanted.size(); ++i) {
     const int64_t tensor = reader.find(wanted[i]);
     const at::Tensor host = at::empty(wanted[i].shape, aten_type(wanted[i].type));
     for (const StatePart part : kStateParts) {
-      reader.read(tensor, part, optimizer.updated_elements(i),
+      reader.read(tensor, part, table[i].box, optimizer.updated_elements(i),
                   {static_cast<std::byte*>(host.data_ptr()), static_cast<size_t>(host.nbytes())});
-      optimizer.load(part, i, host);
+      optimizer.load(part, i, held_part(table[i], host));
     }
   }
   optimizer.set_updates(reader.index().updates);

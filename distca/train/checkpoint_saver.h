@@ -93,7 +93,7 @@ class CheckpointSaver {
 
  private:
   bool under_way() const { return head_.step != 0; }
-  bool writes() const { return comm_.rank() < writers_.grid.num_workers(); }
+  bool writes() const { return comm_.rank() < writers_.num_workers(); }
   bool wait_for_all();
   void start_writing(Optimizer& optimizer, bool beside);
   void start_completing();

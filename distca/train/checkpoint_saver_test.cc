@@ -112,13 +112,14 @@ class CheckpointSaverTest : public FolderTest {
     if (from.empty()) return testing::set_known_state(weights);
     load_checkpoint(CheckpointReader(checkpoint(from)), config.model, weights.model.stage(),
                     weights.optimizer);
-    weights.optimizer.gather_weights(weights.all_workers);
+    weights.optimizer.gather_weights(weights.servers());
     EXPECT_EQ(weights.optimizer.updates(), testing::kKnownUpdates);
     // Phases use them, also where another rank updates them.
     const std::vector<StoredTensor> stored = stored_weights(config.model, weights.model.stage());
     for (size_t i = 0; i < stored.size(); ++i) {
       const at::Tensor& parameter = weights.model.parameters()[i];
-      const at::Tensor known = testing::known_state(stored[i], StatePart::kWeight);
+      const at::Tensor known = held_part(weights.model.weights()[i],
+                                         testing::known_state(stored[i], StatePart::kWeight));
       EXPECT_TRUE(at::equal(parameter, known.to(parameter.scalar_type()))) << stored[i].name;
     }
   }
@@ -126,7 +127,7 @@ class CheckpointSaverTest : public FolderTest {
   static void spoil(WorkerWeights& weights) {
     for (size_t i = 0; i < weights.model.weights().size(); ++i) {
       for (const StatePart part : kStateParts)
-        weights.optimizer.load(part, i, at::zeros(weights.model.weights()[i].shape));
+        weights.optimizer.load(part, i, at::zeros(weights.model.weights()[i].held_shape()));
     }
   }
 };
@@ -140,7 +141,11 @@ TEST_F(CheckpointSaverTest, state_crosses_all_grids_bit_for_bit) {
                                  {.stages = 4, .zero = true},
                                  {.replicas = 3, .zero = true},
                                  {.stages = 2, .replicas = 2, .dedicated = 1},
+                                 {.stages = 2, .replicas = 2, .tensor = 2, .zero = true},
+                                 {.tensor = 4},
                                  {.stages = 2, .replicas = 3, .zero = true, .layers = "1,3"},
+                                 {.replicas = 2, .tensor = 4, .zero = true},
+                                 {.stages = 3, .tensor = 2, .dedicated = 1},
                                  {.stages = 2, .layers = "3,1"},
                                  {.replicas = 2}};
   for (const std::string dtype : {"float32", "bfloat16", "float64", "tied"}) {
@@ -179,6 +184,34 @@ TEST_F(CheckpointSaverTest, each_rank_writes_its_share_of_its_own_stage) {
       EXPECT_GT(one, 0);
     }
   }
+}
+
+TEST_F(CheckpointSaverTest, what_tensor_parallelism_does_not_divide_is_written_once) {
+  const Way way{.replicas = 2, .tensor = 4, .zero = true};  // two ranks share a key/value head
+  save("run", way, "float32");
+  const CheckpointIndex index = read_checkpoint_index(checkpoint("run"));
+  for (const StoredPiece& piece : index.pieces) {
+    const std::string& name = index.tensors[piece.tensor].name;
+    const int place = (piece.file.at(std::string("rank_").size()) - '0') % way.tensor;
+    const bool is_norm = name.find("norm") != std::string::npos;
+    const bool is_shared = name.find("k_proj") != std::string::npos;
+    EXPECT_TRUE(!is_norm || place == 0) << name << " on rank " << place;
+    EXPECT_TRUE(!is_shared || place % 2 == 0) << name << " on rank " << place;
+  }
+  std::vector<int64_t> bytes(way.workers());
+  testing::on_ranks(testing::config_of(way, folder_, "float32"), way,
+                    [&](Communicator& comm, const RunGrid&, WorkerWeights* weights) {
+                      const CheckpointReader reader(checkpoint("run"));
+                      load_checkpoint(reader, weights->model.config(), weights->model.stage(),
+                                      weights->optimizer);
+                      bytes[comm.rank()] = reader.bytes_read();
+                    });
+  const CheckpointReader whole(checkpoint("run"));
+  whole.check();
+  const int64_t all = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+  EXPECT_GT(all, whole.bytes_read());
+  EXPECT_LT(static_cast<double>(all), 1.25 * static_cast<double>(whole.bytes_read()))
+      << "only what is not divided is read by several ranks";
 }
 
 TEST_F(CheckpointSaverTest, a_state_that_may_be_spoilt_removes_no_older_one) {
@@ -370,7 +403,7 @@ TEST_F(CheckpointSaverTest, what_rank_0_cannot_write_alone_needs_a_folder_that_a
                                                  {"comm.backend=gloo", "comm.startup_timeout_s=1"});
         if (comm.rank() == 0) fs::create_directories(own);  // it has taken its folder
         CheckpointSaver(config, facts_of(config, way), "0123", 0, comm,
-                        run_grid(config, way.workers()));
+                        testing::grid_of(config, way));
       });
     } catch (const Error& error) {
       EXPECT_EQ(error.exit_code(), 2);
@@ -382,6 +415,7 @@ TEST_F(CheckpointSaverTest, what_rank_0_cannot_write_alone_needs_a_folder_that_a
   EXPECT_THAT(refusal({.replicas = 2, .zero = true}),
               StartsWith("parallel.use_distributed_optimizer needs a train.output_dir that all "
                          "workers see: "));
+  EXPECT_THAT(refusal({.tensor = 2}), StartsWith("parallel.tensor_model_parallel_size = 2 needs "));
   EXPECT_THAT(refusal({.stages = 2, .zero = true}),
               AllOf(StartsWith("parallel.pipeline_model_parallel_size = 2 needs a "
                                "train.output_dir that all workers see: "),

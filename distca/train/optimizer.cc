@@ -209,12 +209,12 @@ at::Tensor Optimizer::state(StatePart part, size_t weight, const Range& elements
   return state.narrow(0, piece.in_state + elements.begin - piece.elements.begin, elements.size());
 }
 
-void Optimizer::load(StatePart part, size_t weight, const at::Tensor& full) {
+void Optimizer::load(StatePart part, size_t weight, const at::Tensor& held) {
   State& s = *state_;
   const c10::NoGradGuard no_grad;
-  if (part == StatePart::kWeight) s.weights.parameters[weight].detach().copy_(full);
+  if (part == StatePart::kWeight) s.weights.parameters[weight].detach().copy_(held);
   if (part == StatePart::kWeight && !s.keeps_main_params()) return;
-  const at::Tensor flat = full.reshape({-1});
+  const at::Tensor flat = held.reshape({-1});
   for (const Bucket& bucket : s.buckets) {
     for (const Piece& piece : bucket.pieces) {
       if (piece.weight != weight) continue;
@@ -240,7 +240,7 @@ int64_t Optimizer::state_bytes() const {
                               (s.keeps_main_params() ? s.main_params.nbytes() : 0));
 }
 
-void Optimizer::gather_weights(Communicator& all_workers) {
+void Optimizer::gather_weights(Communicator& servers) {
   const State& s = *state_;
   if (!s.exchange->distributed_optimizer) return;
   auto* const base = static_cast<std::byte*>(s.weights.storage.data_ptr());
@@ -255,13 +255,13 @@ void Optimizer::gather_weights(Communicator& all_workers) {
     const std::vector<Message> sends = messages_of(bucket.gather_sends);
     const std::vector<Message> receives = messages_of(bucket.gather_receives);
     if (!sends.empty() || !receives.empty())
-      all_workers.exchange(sends, receives, "gathering the weights")->wait();
+      servers.exchange(sends, receives, "gathering the weights")->wait();
   }
 }
 
-std::vector<at::Tensor> Optimizer::gather_main_params(Communicator& all_workers) {
+std::vector<at::Tensor> Optimizer::gather_main_params(Communicator& servers) {
   State& s = *state_;
-  const int mine = all_workers.rank(), first = s.exchange->first_rank;
+  const int mine = servers.rank(), first = s.exchange->first_rank;
   for (const Bucket& bucket : s.buckets) {
     for (const Piece& piece : bucket.pieces) {
       s.gradients.narrow(0, piece.in_flat, piece.elements.size())
@@ -290,7 +290,7 @@ std::vector<at::Tensor> Optimizer::gather_main_params(Communicator& all_workers)
                           .bytes = message.bytes});
     }
     if (!sends.empty() || !receives.empty())
-      all_workers.exchange(sends, receives, "gathering the trained weights")->wait();
+      servers.exchange(sends, receives, "gathering the trained weights")->wait();
   }
   if (mine != first) return {};
   std::vector<at::Tensor> main_params;

@@ -72,11 +72,12 @@ class Optimizer {
   at::Tensor state(StatePart part, size_t weight, const Range& elements) const;
   /// The elements of a weight that this rank updates, in row-major order.
   std::vector<Range> updated_elements(size_t weight) const;
-  /// Takes what this rank holds of a weight's state from `full`, which has the shape of the weight.
-  void load(StatePart part, size_t weight, const at::Tensor& full);
+  /// Takes the weight's state, or what this rank keeps of it, from `held`, which has the shape of
+  /// what this rank holds of the weight (held_part()).
+  void load(StatePart part, size_t weight, const at::Tensor& held);
   /// Where each rank has loaded only what it updates of the weights, brings it the rest. The ranks
   /// are those of gather_main_params().
-  void gather_weights(Communicator& all_workers);
+  void gather_weights(Communicator& servers);
   /// To be called after load(), with the number that belongs to the state.
   void set_updates(int64_t updates);
   /// Bytes of the moments and of main params that are not the parameters.
@@ -84,9 +85,10 @@ class Optimizer {
 
   /// Brings all main params of a stage to its first replica. There it returns them in the order of
   /// the weights; they lie where the gradients lay. Elsewhere it returns nothing. With ZeRO-1, the
-  /// last stage's copy of a tied embedding is not whole: rank 0 has it. `all_workers` are all ranks
-  /// that hold weights, and all of them call it.
-  std::vector<at::Tensor> gather_main_params(Communicator& all_workers);
+  /// last stage's copy of a tied embedding is not whole: rank 0 has it. `servers` are the ranks
+  /// that hold weights, with tensor parallelism those of this rank's index, and all of them call
+  /// it.
+  std::vector<at::Tensor> gather_main_params(Communicator& servers);
 
  private:
   struct State;

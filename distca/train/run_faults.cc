@@ -44,7 +44,7 @@ void check_same_end(const OtherRanks& others, const RunGrid& run, const Config& 
       "{} ended with other weights{} than {}: from some step on each trained a model of its "
       "own; {} saved in {}, but is not what one worker would have trained; look for unlike "
       "or faulty machines",
-      ranks, part, firsts, run.is_pipeline() ? "what the first replicas hold is" : "rank 0's is",
+      ranks, part, firsts, run.divides_model() ? "what the first replicas hold is" : "rank 0's is",
       config.train.output_dir);
 }
 

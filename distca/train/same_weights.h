@@ -1,10 +1,12 @@
 #pragma once
-// Checks that all replicas hold the same weights: in a pipeline, those of each stage, and the first
-// and the last stage those of a tied embedding. Thread rule: as the communicator's.
+// Checks that ranks hold the same weights where they should: the replicas of each stage; the first
+// and the last stage, those of a tied embedding; ranks that share layers by tensor parallelism,
+// those that it does not divide. Thread rule: as the communicator's.
 
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "distca/comm/communicator.h"
@@ -19,9 +21,11 @@ namespace distca {
 
 /// Ranks whose weights differ in any bit from those that they should equal.
 struct OtherRanks {
-  std::vector<int> replicas;  // ranks that differ from the first replica of their stage
-  std::vector<int> copies;    // ranks of the last stage whose tied embedding differs from rank 0's
-  bool empty() const { return replicas.empty() && copies.empty(); }
+  std::vector<int> replicas;  // ranks that differ from the first that holds the same weights
+  std::vector<int> copies;    // ranks of the last stage whose tied embedding differs from the first
+  /// Ranks whose undivided weights differ from those of another rank of their server, and that one.
+  std::vector<std::pair<int, int>> partners;
+  bool empty() const { return replicas.empty() && copies.empty() && partners.empty(); }
 };
 
 /// `workers` are all ranks of the run that hold weights; they call it together and get the same
@@ -33,11 +37,11 @@ OtherRanks ranks_with_other_weights(Communicator& workers, const RunGrid& run,
                                     std::string_view operation);
 
 /// The names of the ranks that differ and of those that they differ from, for people: replicas or,
-/// where these are alike, copies.
+/// where these are alike, copies or, where these are too, partners.
 struct OtherWeights {
   std::string ranks;   // "ranks 1, 3" or, in a pipeline, "rank 3 (stage 1, replica 1)"
   std::string firsts;  // "rank 0" or, likewise, "rank 2 (stage 1, replica 0)"
-  std::string part;    // the weights that differ: " of the tied embedding", or "" for any
+  std::string part;    // the weights that differ, as " of the tied embedding", or "" for any
 };
 OtherWeights name_others(const OtherRanks& others, const RunGrid& run);
 

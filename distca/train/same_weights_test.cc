@@ -94,6 +94,38 @@ TEST(same_weights, the_two_copies_of_a_tied_embedding_are_compared) {
   EXPECT_EQ(named.part, " of the tied embedding");
 }
 
+TEST(same_weights, what_tensor_parallelism_does_not_divide_is_compared_within_a_server) {
+  const RunGrid run{.grid = {.replicas = 2}, .layers = {{0, 1}}, .tensor = 4};
+  const LlamaConfig model{
+      .num_hidden_layers = 1, .num_attention_heads = 4, .num_key_value_heads = 2};
+  run_ranks(8, {.timeout_s = 300}, [&](Communicator& comm) {
+    const std::vector<Weight> table = weight_table(model, run.stage_of(comm.rank()));
+    std::vector<at::Tensor> weights;
+    for (const Weight& weight : table)  // each part has values of its own
+      weights.push_back(at::full(weight.held_shape(), static_cast<double>(weight.holders.begin)));
+    const auto change = [&](std::string_view name) {
+      for (size_t i = 0; i < table.size(); ++i) {
+        if (table[i].name.find(name) != std::string::npos) weights[i].add_(1);
+      }
+    };
+    const auto others = [&] { return ranks_with_other_weights(comm, run, model, weights, "test"); };
+    EXPECT_TRUE(others().empty()) << "parts are not compared";
+    if (comm.rank() % 4 == 3) change("v_proj");
+    EXPECT_THAT(others().partners, ElementsAre(std::pair(3, 2), std::pair(7, 6)));
+    EXPECT_THAT(others().replicas, IsEmpty());
+    if (comm.rank() % 4 == 1) change("post_attention_layernorm");
+    EXPECT_THAT(others().partners,
+                ElementsAre(std::pair(1, 0), std::pair(3, 2), std::pair(5, 4), std::pair(7, 6)));
+    if (comm.rank() == 6) change("gate_proj");
+    EXPECT_THAT(others().replicas, ElementsAre(6));
+  });
+  const OtherWeights named =
+      name_others({.replicas = {}, .copies = {}, .partners = {{5, 4}, {7, 6}}}, run);
+  EXPECT_EQ(named.ranks, "rank 5 (replica 1, tensor 1), rank 7 (replica 1, tensor 3)");
+  EXPECT_EQ(named.firsts, "rank 4 (replica 1, tensor 0), rank 6 (replica 1, tensor 2)");
+  EXPECT_EQ(named.part, " that tensor parallelism does not divide");
+}
+
 TEST(same_weights, those_that_are_no_numbers_are_counted) {
   std::vector<at::Tensor> weights = {at::ones({3, 5}), at::zeros({7}).set_requires_grad(true)};
   EXPECT_EQ(num_not_finite(weights), 0);

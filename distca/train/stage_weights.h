@@ -1,15 +1,16 @@
 #pragma once
-// Whose weights are whose in a pipeline: every weight of the model is saved, and brought to rank 0,
-// by exactly one stage. Any thread may call these functions.
+// Whose weights are whose where ranks divide the model: every element of every weight is saved, and
+// brought to rank 0, by exactly one stage, and there by one index in tensor parallelism. Any thread
+// may call these functions.
 //
-//     for (const KeptWeight& weight : kept_weights(config.model, run)[stage])
+//     for (const KeptWeight& weight : kept_weights(config.model, run.stage_of(rank)))
 //       save(optimizer.state(part, weight.in_stage, elements), names[weight.in_model]);
 
 #include <cstddef>
 #include <vector>
 
-#include "distca/config/run_grid.h"
 #include "distca/model/weight_table.h"
+#include "distca/program/program.h"
 
 namespace distca {
 
@@ -18,10 +19,12 @@ struct KeptWeight {
   size_t in_stage = 0;  // and in that of the stage
 };
 
-/// The weights that a stage holds, in the order of its table: those that it keeps and, on the last
-/// one, its copy of a tied embedding.
-std::vector<KeptWeight> held_weights(const LlamaConfig& model, const Stage& stage);
-/// [stage] Those that a stage keeps: all that it holds but copies.
-std::vector<std::vector<KeptWeight>> kept_weights(const LlamaConfig& model, const RunGrid& run);
+/// The weights that a rank with this stage keeps, or its part of them, in the order of the table:
+/// all but the last stage's copy of a tied embedding, and what a rank of a lower index in tensor
+/// parallelism holds, too.
+std::vector<KeptWeight> kept_weights(const LlamaConfig& model, const Stage& stage);
+/// Those and, on the last stage, its copy of a tied embedding. Under ZeRO-1, both stages keep
+/// slices of it.
+std::vector<KeptWeight> kept_slices(const LlamaConfig& model, const Stage& stage);
 
 }  // namespace distca

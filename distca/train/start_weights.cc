@@ -39,7 +39,8 @@ void load_start_weights(const CheckpointReader* checkpoint, const Config& config
   const HuggingFaceWeights stored(config.model_from, config.model);
   const std::vector<Weight>& table = weights.model.weights();
   for (size_t i = 0; i < table.size(); ++i)
-    weights.optimizer.load(StatePart::kWeight, i, tensor_of(stored.at(table[i].name)));
+    weights.optimizer.load(StatePart::kWeight, i,
+                           held_part(table[i], tensor_of(stored.at(table[i].name))));
   if (words) {
     words->push_back(
         fmt::format("starting from the weights of {}: {}", config.model_from, stored.describe()));
@@ -63,13 +64,15 @@ void read_start_weights(Communicator& comm, const CheckpointReader* checkpoint,
     if (!checkpoint || error.kind() != ErrorKind::kCheckpoint) throw;
     throw DamagedCheckpoint(*checkpoint, error);
   }
-  if (checkpoint && weights) weights->optimizer.gather_weights(weights->all_workers);
+  if (checkpoint && weights) weights->optimizer.gather_weights(weights->servers());
 }
 
 void load_weights(const HuggingFaceWeights& weights, const Llama& model) {
   const c10::AutoGradMode no_grad(false);
-  for (size_t i = 0; i < model.weights().size(); ++i)
-    model.parameters()[i].copy_(tensor_of(weights.at(model.weights()[i].name)));
+  for (size_t i = 0; i < model.weights().size(); ++i) {
+    const Weight& weight = model.weights()[i];
+    model.parameters()[i].copy_(held_part(weight, tensor_of(weights.at(weight.name))));
+  }
   model.refresh_copies();
 }
 
@@ -80,7 +83,7 @@ void load_weights(const CheckpointReader& checkpoint, const Llama& model) {
     const at::Tensor host = at::empty(wanted[i].shape, aten_type(wanted[i].type));
     checkpoint.read(checkpoint.find(wanted[i]), StatePart::kWeight,
                     {static_cast<std::byte*>(host.data_ptr()), static_cast<size_t>(host.nbytes())});
-    model.parameters()[i].copy_(host);
+    model.parameters()[i].copy_(held_part(model.weights()[i], host));
   }
   model.refresh_copies();
 }

@@ -102,15 +102,17 @@ TEST(start_weights, every_rank_gets_its_weights_in_every_layout) {
                     {"use_sliding_window", false},
                     {"tie_word_embeddings", true}});
   write_file_atomically(folder / "config.json", json.dump());
-  for (const char* layout :
-       {"", "parallel.use_distributed_optimizer=true", "parallel.pipeline_model_parallel_size=2"}) {
+  for (const char* layout : {"", "tensor", "parallel.use_distributed_optimizer=true",
+                             "parallel.pipeline_model_parallel_size=2"}) {
     for (const char* dtype : {"model.dtype=float32", "model.dtype=bfloat16"}) {
       std::vector<std::string> overrides = {key(folder), dtype};
-      if (*layout) overrides.emplace_back(layout);
+      const bool divides = layout == std::string_view("tensor");
+      if (*layout && !divides) overrides.emplace_back(layout);
       const Config config = load_config("", overrides);
       write_model(folder, config.model);
       check_start_weights(config);
-      const RunGrid run = run_grid(config, 2);
+      RunGrid run = run_grid(config, divides ? 1 : 2);
+      if (divides) run.tensor = 2;
       run_ranks(2, config.comm, [&](Communicator& comm) {
         WorkerWeights weights(config, comm, run);
         std::vector<std::string> words;

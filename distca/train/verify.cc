@@ -80,7 +80,7 @@ Played work(const RankWork& mine, Communicator& comm) {
   played.other_ranks = ranks_with_other_weights(weights.all_workers, run, config.model,
                                                 played.gradients, "comparing the gradients");
   if (comm.rank() == run.first_replica(comm.rank()))
-    played.gradients = gather_stages(weights.all_workers, run, config.model, played.gradients);
+    played.gradients = gather_parts(weights.all_workers, run, config.model, played.gradients);
   for (const Weight& weight : weight_table(config.model)) played.names.push_back(weight.name);
   played.kernel = step.kernel().name();
   return played;

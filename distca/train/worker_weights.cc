@@ -17,27 +17,39 @@ namespace {
 constexpr const char* kGathering = "gathering the trained weights";
 constexpr int64_t kMostElements = int64_t{1} << 22;  // in a message, so that no single wait is long
 
-/// The elements of a weight that one message carries.
+/// Some rows of what a rank holds of a weight, or elements of a norm or bias: what one message
+/// carries.
 struct Part {
-  size_t in_model = 0, in_stage = 0;  // whose elements: KeptWeight
-  Range elements;
+  size_t in_model = 0, in_stage = 0;  // whose rows: KeptWeight
+  Range rows;
+  std::vector<Range> box;  // their place in the full tensor
 };
 
 /// The parts that the first replica of a stage sends, in order.
-std::vector<Part> parts_of(const std::vector<KeptWeight>& kept, const std::vector<Weight>& table) {
+std::vector<Part> parts_of(const LlamaConfig& model, const Stage& stage) {
+  const std::vector<Weight> table = weight_table(model, stage);
   std::vector<Part> parts;
-  for (const KeptWeight& weight : kept) {
-    const int64_t numel = table[weight.in_model].numel();
-    for (int64_t begin = 0; begin < numel; begin += kMostElements)
-      parts.push_back({.in_model = weight.in_model,
-                       .in_stage = weight.in_stage,
-                       .elements = {begin, std::min(numel, begin + kMostElements)}});
+  for (const KeptWeight& kept : kept_weights(model, stage)) {
+    const Weight& weight = table[kept.in_stage];
+    const int64_t rows = weight.box[0].size();
+    if (weight.numel() == 0) continue;
+    const int64_t each = std::max<int64_t>(1, kMostElements * rows / weight.numel());
+    for (int64_t begin = 0; begin < rows; begin += each) {
+      Part part{.in_model = kept.in_model,
+                .in_stage = kept.in_stage,
+                .rows = {begin, std::min(rows, begin + each)},
+                .box = weight.box};
+      part.box[0] = {weight.box[0].begin + part.rows.begin, weight.box[0].begin + part.rows.end};
+      parts.push_back(std::move(part));
+    }
   }
   return parts;
 }
 
-at::Tensor elements_of(const at::Tensor& tensor, const Range& elements) {
-  return tensor.view({-1}).narrow(0, elements.begin, elements.size());
+at::Tensor at_box(at::Tensor full, const std::vector<Range>& box) {
+  for (size_t side = 0; side < box.size(); ++side)
+    full = full.narrow(static_cast<int64_t>(side), box[side].begin, box[side].size());
+  return full;
 }
 
 /// Where messages of the group must lie.
@@ -54,41 +66,44 @@ Message message(int peer, const at::Tensor& tensor) {
           .bytes = static_cast<int64_t>(tensor.nbytes())};
 }
 
-/// On the first replica of a stage behind the first.
-void send(Communicator& all_workers, const std::vector<at::Tensor>& main_params,
+/// On a first replica other than rank 0.
+void send(Communicator& all_workers, const std::vector<at::Tensor>& held,
           const std::vector<Part>& parts) {
   for (const Part& part : parts) {
-    const at::Tensor elements = elements_of(main_params[part.in_stage], part.elements);
-    const at::Tensor piece =
-        elements.is_cpu() ? upload(elements, message_device(all_workers)) : elements;
+    const at::Tensor rows = held[part.in_stage].narrow(0, part.rows.begin, part.rows.size());
+    const at::Tensor piece = rows.is_cpu() ? upload(rows, message_device(all_workers)) : rows;
     const Message send = message(0, piece);
     all_workers.exchange({&send, 1}, {}, kGathering)->wait();
   }
 }
 
-/// On rank 0: of all stages side by side, so that none of them waits until another is done.
-/// `parts`: [stage].
-void receive(Communicator& all_workers, const RunGrid& run,
-             const std::vector<std::vector<Part>>& parts, std::vector<at::Tensor>& weights) {
+/// What another rank sends to rank 0.
+struct Sender {
+  int rank = 0;
+  std::vector<Part> parts;
+};
+
+/// On rank 0: of all senders side by side, so that none of them waits until another is done.
+void receive(Communicator& all_workers, const std::vector<Sender>& senders,
+             std::vector<at::Tensor>& weights) {
   const at::Device device = message_device(all_workers);
   size_t rounds = 0;
-  for (int stage = 1; stage < run.grid.stages; ++stage)
-    rounds = std::max(rounds, parts[stage].size());
+  for (const Sender& sender : senders) rounds = std::max(rounds, sender.parts.size());
   for (size_t round = 0; round < rounds; ++round) {
     std::vector<Message> receives;
     std::vector<std::pair<at::Tensor, at::Tensor>> landed;  // where it landed, where it belongs
-    for (int stage = 1; stage < run.grid.stages; ++stage) {
-      if (round >= parts[stage].size()) continue;
-      const Part& part = parts[stage][round];
-      const at::Tensor place = elements_of(weights[part.in_model], part.elements);
-      const at::Tensor landing = device.is_cpu() ? place : at::empty_like(place, device);
-      receives.push_back(message(run.grid.rank(stage, 0), landing));
-      landed.emplace_back(landing, place);
+    for (const Sender& sender : senders) {
+      if (round >= sender.parts.size()) continue;
+      const Part& part = sender.parts[round];
+      const at::Tensor place = at_box(weights[part.in_model], part.box);
+      const bool lands_there = device.is_cpu() && place.is_contiguous();
+      const at::Tensor landing =
+          lands_there ? place : at::empty(place.sizes(), place.options().device(device));
+      receives.push_back(message(sender.rank, landing));
+      if (!lands_there) landed.emplace_back(landing, place);
     }
     all_workers.exchange({}, receives, kGathering)->wait();
-    for (const auto& [landing, place] : landed) {
-      if (!device.is_cpu()) read_to(place, landing);
-    }
+    for (const auto& [landing, place] : landed) read_to(place, landing);
   }
 }
 
@@ -100,9 +115,10 @@ WorkerWeights::WorkerWeights(const Config& config, Communicator& comm, const Run
       model(config.model, run.stage_of(comm.rank()), static_cast<uint64_t>(config.train.seed),
             comm.cuda_device(), main_params_of(step_options(config))),
       optimizer(model, static_cast<uint64_t>(config.train.seed), config.optimizer, gradients),
-      group(comm.split(run.replicas_of(run.grid.stage(comm.rank())))),
-      whole_group(run.is_pipeline() ? comm.split_first(run.grid.num_workers()) : nullptr),
-      workers(*group, kTracedTags + kTracedTagsEach, run.replicas_of(run.grid.stage(comm.rank()))),
+      group(comm.split(run.replicas_of(comm.rank()))),
+      whole_group(run.divides_model() ? comm.split_first(run.num_workers()) : nullptr),
+      server_group(run.tensor > 1 ? comm.split(run.servers_of(comm.rank())) : nullptr),
+      workers(*group, kTracedTags + kTracedTagsEach, run.replicas_of(comm.rank())),
       all_workers(whole_group ? *whole_group : *group, kTracedTags + 2 * kTracedTagsEach) {}
 
 void WorkerWeights::set_recorder(TraceRecorder* recorder) {
@@ -110,30 +126,40 @@ void WorkerWeights::set_recorder(TraceRecorder* recorder) {
   if (whole_group) all_workers.set_recorder(recorder);
 }
 
-std::vector<at::Tensor> gather_stages(Communicator& all_workers, const RunGrid& run,
-                                      const LlamaConfig& model,
-                                      const std::vector<at::Tensor>& mine) {
-  const std::vector<Weight> table = weight_table(model);
-  const std::vector<std::vector<KeptWeight>> kept = kept_weights(model, run);
-  std::vector<std::vector<Part>> parts;
-  for (const std::vector<KeptWeight>& of : kept) parts.push_back(parts_of(of, table));
+std::vector<at::Tensor> gather_parts(Communicator& all_workers, const RunGrid& run,
+                                     const LlamaConfig& model,
+                                     const std::vector<at::Tensor>& mine) {
+  const Stage stage = run.stage_of(all_workers.rank());
   if (all_workers.rank() > 0) {
-    send(all_workers, mine, parts[run.grid.stage(all_workers.rank())]);
+    send(all_workers, mine, parts_of(model, stage));
     return {};
   }
+  const std::vector<Weight> held = weight_table(model, stage);
   std::vector<at::Tensor> all;
-  for (const Weight& weight : table)
+  for (const Weight& weight : weight_table(model))
     all.push_back(at::empty(weight.shape, mine[0].options().device(at::kCPU)));
-  for (const KeptWeight& own : kept[0]) all[own.in_model] = mine[own.in_stage];
-  receive(all_workers, run, parts, all);
+  for (const KeptWeight& own : kept_weights(model, stage)) {
+    const Weight& weight = held[own.in_stage];
+    if (weight.held_shape() == weight.shape) {
+      all[own.in_model] = mine[own.in_stage];
+    } else {
+      read_to(held_part(weight, all[own.in_model]), mine[own.in_stage]);
+    }
+  }
+  std::vector<Sender> senders;
+  for (int rank = 1; rank < run.num_workers(); ++rank) {
+    if (run.first_replica(rank) == rank)
+      senders.push_back({.rank = rank, .parts = parts_of(model, run.stage_of(rank))});
+  }
+  receive(all_workers, senders, all);
   return all;
 }
 
 std::vector<at::Tensor> gather_trained_weights(WorkerWeights& weights, const RunGrid& run) {
   const std::vector<at::Tensor> main_params =
-      weights.optimizer.gather_main_params(weights.all_workers);
-  if (!run.is_pipeline() || main_params.empty()) return main_params;
-  return gather_stages(weights.all_workers, run, weights.model.config(), main_params);
+      weights.optimizer.gather_main_params(weights.servers());
+  if (!run.divides_model() || main_params.empty()) return main_params;
+  return gather_parts(weights.all_workers, run, weights.model.config(), main_params);
 }
 
 }  // namespace distca

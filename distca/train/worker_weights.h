@@ -26,31 +26,34 @@ struct WorkerWeights {
   WorkerWeights(const Config& config, Communicator& comm, const RunGrid& run,
                 std::shared_ptr<const GradientExchange> exchange = nullptr);
 
-  /// The group for UpdateRequest::all_stages. It is null where there is no pipeline.
+  /// The group for UpdateRequest::all_stages. It is null where each worker holds the whole model.
   Communicator* all_stages() { return whole_group ? &all_workers : nullptr; }
+  /// The ranks that hold weights and have this rank's index in tensor parallelism: a rank of each
+  /// server, in their order.
+  Communicator& servers() { return server_group ? *server_group : all_workers; }
   /// Records what the groups do in `recorder`. Null means that it is not recorded.
   void set_recorder(TraceRecorder* recorder);
 
   std::shared_ptr<const GradientExchange> gradients;
   Llama model;  // the rank's stage of it
   Optimizer optimizer;
-  std::unique_ptr<Communicator> group;        // the replicas of the stage
-  std::unique_ptr<Communicator> whole_group;  // the workers of all stages, null without a pipeline
-  TracedCommunicator workers;                 // `group`, traced
+  std::unique_ptr<Communicator> group;         // the ranks that hold the same weights
+  std::unique_ptr<Communicator> whole_group;   // all workers, null where each holds the whole model
+  std::unique_ptr<Communicator> server_group;  // null without tensor parallelism
+  TracedCommunicator workers;                  // `group`, traced
   /// All ranks that hold weights, traced.
   TracedCommunicator all_workers;
 };
 
-/// Brings what the first replicas of all stages have, one tensor for each weight of their stage in
+/// Brings what the first replicas have of all weights, one tensor for each weight that they hold in
 /// the type of a weight or its gradient, to rank 0. There it is returned in the order of the
-/// model's table: rank 0's own as it is, that of other stages in memory of the host. Elsewhere
+/// model's table: what rank 0 holds whole as it is, the rest in memory of the host. Elsewhere
 /// nothing is returned. The first replicas call it together; `all_workers` are all ranks that hold
 /// weights.
-std::vector<at::Tensor> gather_stages(Communicator& all_workers, const RunGrid& run,
-                                      const LlamaConfig& model,
-                                      const std::vector<at::Tensor>& mine);
+std::vector<at::Tensor> gather_parts(Communicator& all_workers, const RunGrid& run,
+                                     const LlamaConfig& model, const std::vector<at::Tensor>& mine);
 
-/// Brings the trained weights, as the main params are, to rank 0, as gather_stages() does; its own
+/// Brings the trained weights, as the main params are, to rank 0, as gather_parts() does; its own
 /// lie where its gradients lay. All workers call it together.
 std::vector<at::Tensor> gather_trained_weights(WorkerWeights& weights, const RunGrid& run);
 

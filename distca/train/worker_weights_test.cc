@@ -15,37 +15,46 @@ namespace distca {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 using ::testing::StartsWith;
 using testing::Way;
 
-TEST(StageWeights, every_weight_is_kept_by_one_stage_in_the_order_of_the_model) {
-  for (const Way& way : {Way{}, Way{.stages = 4}, Way{.stages = 2, .layers = "1,3"},
-                         Way{.stages = 3, .tied = true}}) {
+TEST(StageWeights, every_element_is_kept_by_one_rank_of_all_that_hold_no_copies) {
+  for (const Way& way :
+       {Way{}, Way{.stages = 4}, Way{.stages = 2, .layers = "1,3"}, Way{.stages = 3, .tied = true},
+        Way{.tensor = 2}, Way{.stages = 2, .replicas = 2, .tensor = 4, .tied = true}}) {
+    SCOPED_TRACE(way.name());
     const Config config = testing::config_of(way, "unused");
+    const RunGrid run = testing::grid_of(config, way);
     const std::vector<Weight> table = weight_table(config.model);
-    const RunGrid run = run_grid(config, way.workers());
-    size_t next = 0;
-    for (const std::vector<KeptWeight>& of : kept_weights(config.model, run)) {
-      EXPECT_THAT(of, ::testing::Not(IsEmpty()));
-      for (size_t i = 0; i < of.size(); ++i) {
-        EXPECT_EQ(of[i].in_stage, i);
-        EXPECT_EQ(of[i].in_model, next++);
+    std::vector<at::Tensor> keepers;
+    for (const Weight& weight : table) keepers.push_back(at::zeros(weight.shape));
+    for (int rank = 0; rank < run.num_workers(); ++rank) {
+      if (run.first_replica(rank) != rank) continue;
+      const Stage stage = run.stage_of(rank);
+      const std::vector<Weight> held = weight_table(config.model, stage);
+      for (const KeptWeight& kept : kept_weights(config.model, stage)) {
+        EXPECT_EQ(held[kept.in_stage].name, table[kept.in_model].name);
+        held_part(held[kept.in_stage], keepers[kept.in_model]).add_(1);
       }
     }
-    EXPECT_EQ(next, table.size()) << way.name();
+    for (size_t i = 0; i < table.size(); ++i)
+      EXPECT_TRUE(at::equal(keepers[i], at::ones(table[i].shape))) << table[i].name;
   }
 }
 
 TEST(WorkerWeights, of_all_stages_come_to_rank_0_as_the_main_params_are) {
-  const std::vector<Way> ways = {{},
-                                 {.replicas = 3, .zero = true},
-                                 {.stages = 2, .replicas = 2},
-                                 {.stages = 2, .replicas = 2, .zero = true, .dedicated = 1},
-                                 {.stages = 4},
-                                 {.stages = 2, .replicas = 2, .tied = true},
-                                 {.stages = 3, .replicas = 2, .zero = true, .tied = true},
-                                 {.stages = 2, .replicas = 3, .zero = true, .layers = "1,3"}};
+  const std::vector<Way> ways = {
+      {},
+      {.replicas = 3, .zero = true},
+      {.stages = 2, .replicas = 2},
+      {.stages = 2, .replicas = 2, .zero = true, .dedicated = 1},
+      {.stages = 4},
+      {.stages = 2, .replicas = 2, .tied = true},
+      {.stages = 3, .replicas = 2, .zero = true, .tied = true},
+      {.stages = 2, .replicas = 3, .zero = true, .layers = "1,3"},
+      {.tensor = 2},
+      {.replicas = 2, .tensor = 4, .zero = true},
+      {.stages = 2, .replicas = 2, .tensor = 2, .zero = true, .tied = true}};
   for (const char* const dtype : {"float32", "bfloat16", "float64"}) {
     for (const Way& way : ways) {
       SCOPED_TRACE(fmt::format("{} {}", way.name(), dtype));
@@ -53,7 +62,7 @@ TEST(WorkerWeights, of_all_stages_come_to_rank_0_as_the_main_params_are) {
       testing::on_ranks(
           config, way, [&](Communicator& comm, const RunGrid& run, WorkerWeights* weights) {
             if (weights == nullptr) return;
-            EXPECT_EQ(weights->all_stages() == nullptr, way.stages == 1);
+            EXPECT_EQ(weights->all_stages() != nullptr, run.divides_model());
             EXPECT_EQ(weights->all_workers.size(), way.workers());
             EXPECT_EQ(weights->workers.size(), way.replicas);
             testing::set_known_state(*weights);

@@ -13,9 +13,16 @@
 namespace distca::testing {
 
 std::string Way::name() const {
-  return fmt::format("{}x{}{}{}{}{}", stages, replicas, zero ? " ZeRO-1" : "",
+  return fmt::format("{}x{}{}{}{}{}{}", stages, replicas,
+                     tensor > 1 ? fmt::format("x{}", tensor) : "", zero ? " ZeRO-1" : "",
                      dedicated > 0 ? " and a server" : "", layers.empty() ? "" : " uneven",
                      tied ? " tied" : "");
+}
+
+RunGrid grid_of(const Config& config, const Way& way) {
+  RunGrid run = run_grid(config, way.stages * way.replicas);
+  run.tensor = way.tensor;
+  return run;
 }
 
 Config config_of(const Way& way, const std::filesystem::path& run, const std::string& dtype,
@@ -27,9 +34,9 @@ Config config_of(const Way& way, const std::filesystem::path& run, const std::st
       "model.hidden_size=40",
       "model.intermediate_size=72",
       "model.num_hidden_layers=4",
-      "model.num_attention_heads=2",
-      "model.num_key_value_heads=1",
-      "model.head_dim=24",
+      "model.num_attention_heads=4",
+      "model.num_key_value_heads=2",
+      "model.head_dim=16",
       "model.dtype=" + dtype,
       "parallel.bucket_mb=0.02",
       fmt::format("parallel.use_distributed_optimizer={}", way.zero),
@@ -53,18 +60,19 @@ void set_known_state(WorkerWeights& weights) {
       stored_weights(weights.model.config(), weights.model.stage());
   for (size_t i = 0; i < stored.size(); ++i) {
     for (const StatePart part : kStateParts)
-      weights.optimizer.load(part, i, known_state(stored[i], part));
+      weights.optimizer.load(part, i,
+                             held_part(weights.model.weights()[i], known_state(stored[i], part)));
   }
   weights.optimizer.set_updates(kKnownUpdates);
 }
 
 void on_ranks(const Config& config, const Way& way,
               const std::function<void(Communicator&, const RunGrid&, WorkerWeights*)>& body) {
-  const RunGrid run = run_grid(config, way.workers());
-  run_ranks(run.grid.num_ranks(), {.timeout_s = 300}, [&](Communicator& comm) {
+  const RunGrid run = grid_of(config, way);
+  run_ranks(run.num_ranks(), {.timeout_s = 300}, [&](Communicator& comm) {
     at::set_num_threads(1);
     std::unique_ptr<WorkerWeights> weights;
-    if (run.grid.stage(comm.rank()) >= 0)
+    if (comm.rank() < run.num_workers())
       weights = std::make_unique<WorkerWeights>(config, comm, run);
     body(comm, run, weights.get());
   });

@@ -14,15 +14,17 @@ namespace distca::testing {
 
 /// How a model is divided among ranks.
 struct Way {
-  int stages = 1, replicas = 1;
+  int stages = 1, replicas = 1, tensor = 1;
   bool zero = false;  // ZeRO-1
   int dedicated = 0;
   std::string layers = {};  // parallel.pipeline_layers
   bool tied = false;        // model.tie_word_embeddings
 
-  int workers() const { return stages * replicas; }
+  int workers() const { return stages * replicas * tensor; }
   std::string name() const;
 };
+
+RunGrid grid_of(const Config& config, const Way& way);
 
 /// Four layers, and several buckets of gradients. `run` is the folder.
 Config config_of(const Way& way, const std::filesystem::path& run,
