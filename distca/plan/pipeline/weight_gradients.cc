@@ -18,6 +18,7 @@ constexpr std::array<int64_t, 2> kSevenths{2, 5};
 /// The most micro-batches whose weight gradients a stage plays in a tick.
 constexpr int kMostPlays = 3;
 constexpr int kMostRounds = 3;
+constexpr int kMean = -2;  // in place of a micro-batch: one with the mean weight gradients
 __extension__ using Wide = __int128;
 constexpr Wide kNoWay = Wide{1} << 120;
 
@@ -32,20 +33,19 @@ constexpr std::array kFirstWay{Weighing{1, 1000}, Weighing{1, 1}, Weighing{4, 1}
 constexpr std::array kSecondWay{Weighing{3, 1}, Weighing{1, 1}, Weighing{3, 1}, Weighing{1, 1},
                                 Weighing{256, 1}};
 
-/// Plans by micro-batches, so that the slots of a tick stay alike. They are played in turn, and a
-/// tick is as long as all of them together.
+/// Plans by micro-batches, so that the slots of a tick stay alike. They are played in turn and
+/// evened each by itself, so a tick is as long as all of them together.
 class MicroBatchWeights {
  public:
   MicroBatchWeights(const PipelineRequest& request, std::span<const Tick> ticks)
       : request_(request), stages_(request.grid.stages) {
     backward_.assign(stages_, {});
-    const int64_t count = ceil_div(std::ssize(request.nano_batches), int64_t{request.slots});
+    const auto count = static_cast<int>(request.nano_batches.size());
     for (int stage = 0; stage < stages_; ++stage) {
-      std::vector<int64_t>& of_stage = weights_ps_.emplace_back(count, 0);
-      for (size_t nano = 0; nano < request.nano_batches.size(); ++nano)
-        of_stage[nano / request.slots] += weights_ps_of(stage, static_cast<int>(nano));
+      std::vector<int64_t>& of_stage = weights_ps_.emplace_back();
+      for (int nano = 0; nano < count; ++nano) of_stage.push_back(weights_ps_of(stage, nano));
       mean_weights_ps_.push_back(std::reduce(of_stage.begin(), of_stage.end()) / count);
-      least_gain_ps_ = std::max(least_gain_ps_, std::ranges::max(of_stage) / 1000);
+      least_gain_ps_ = std::max(least_gain_ps_, std::ranges::max(of_stage) * request.slots / 1000);
     }
     set_servers();
     for (const Tick& tick : ticks) add_tick(tick);
@@ -73,12 +73,15 @@ class MicroBatchWeights {
   }
 
  private:
-  struct PlannedTick {
-    std::vector<int> micro_batches;  // [stages] -1 where there is none
-    std::vector<bool> is_backward;   // [stages] plays backward of its micro-batch
+  struct SlotWork {
     std::vector<int64_t> linear_ps;  // [stages] with weight gradients
     int64_t load_sevenths = 0;       // core attention of one replica of each stage
     int64_t attention_ps = 0;        // the time that it would take on one rank
+  };
+  struct PlannedTick {
+    std::vector<int> micro_batches;  // [stages] -1 where there is none
+    std::vector<bool> is_backward;   // [stages] plays backward of its micro-batch
+    std::vector<SlotWork> slots;
     /// In each slot some stage has a nano-batch, so that all ranks visit the slot.
     bool is_played = true;
   };
@@ -124,15 +127,13 @@ class MicroBatchWeights {
   }
 
   void add_tick(const Tick& tick) {
-    PlannedTick made{.linear_ps = std::vector<int64_t>(stages_, 0)};
+    PlannedTick made;
     for (int slot = 0; slot < request_.slots; ++slot) {
-      for (const Pass pass : {Pass::kForward, Pass::kBackward}) add_slot(tick, slot, pass, made);
+      made.slots.push_back(slot_work_of(tick, slot));
       made.is_played &= std::ranges::any_of(tick.stages, [&](const TickStage& stage) {
         return nano_batch(stage.micro_batch, slot) >= 0;
       });
     }
-    made.attention_ps =
-        static_cast<int64_t>(Wide{servers_[0].attention_ps_per_kload} * made.load_sevenths / 1000);
     for (int stage = 0; stage < stages_; ++stage) {
       const int micro_batch = tick.stages[stage].micro_batch;
       const bool is_backward = micro_batch >= 0 && tick.stages[stage].pass == Pass::kBackward;
@@ -144,16 +145,22 @@ class MicroBatchWeights {
     now_.weights.emplace_back(stages_);
   }
 
-  void add_slot(const Tick& tick, int slot, Pass pass, PlannedTick& made) const {
-    std::vector<int> of_pass(stages_, -1);
-    for (int stage = 0; stage < stages_; ++stage) {
-      const TickStage& own = tick.stages[stage];
-      if (own.pass == pass) of_pass[stage] = nano_batch(own.micro_batch, slot);
+  SlotWork slot_work_of(const Tick& tick, int slot) const {
+    SlotWork made{.linear_ps = std::vector<int64_t>(stages_, 0)};
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      std::vector<int> of_pass(stages_, -1);
+      for (int stage = 0; stage < stages_; ++stage) {
+        const TickStage& own = tick.stages[stage];
+        if (own.pass == pass) of_pass[stage] = nano_batch(own.micro_batch, slot);
+      }
+      made.load_sevenths += slot_load(request_, of_pass) / request_.grid.replicas *
+                            kSevenths[static_cast<size_t>(pass)];
+      const std::vector<RankWork> work = slot_work(request_, of_pass, pass);
+      for (int stage = 0; stage < stages_; ++stage) made.linear_ps[stage] += slowest(work, stage);
     }
-    made.load_sevenths += slot_load(request_, of_pass) / request_.grid.replicas *
-                          kSevenths[static_cast<size_t>(pass)];
-    const std::vector<RankWork> work = slot_work(request_, of_pass, pass);
-    for (int stage = 0; stage < stages_; ++stage) made.linear_ps[stage] += slowest(work, stage);
+    made.attention_ps =
+        static_cast<int64_t>(Wide{servers_[0].attention_ps_per_kload} * made.load_sevenths / 1000);
+    return made;
   }
 
   int64_t slowest(std::span<const RankWork> work, int stage) const {
@@ -172,23 +179,31 @@ class MicroBatchWeights {
            slowest(slot_work(request_, alone, Pass::kBackward, {.weights = left}), stage);
   }
 
-  /// The length of a tick if a stage had so much more linear work than is decided.
-  Length length_of(size_t tick, int changed = -1, int64_t more_ps = 0) {
-    const PlannedTick& of = ticks_[tick];
-    int64_t all_ps = of.attention_ps;
-    for (int stage = 0; stage < stages_; ++stage) {
-      const StageWeights& weights = now_.weights[tick][stage];
-      int64_t& linear = servers_[stage].other_ps;
-      linear = of.linear_ps[stage] + (stage == changed ? more_ps : 0);
-      if (weights.leaves) linear -= weights_ps_[stage][of.micro_batches[stage]];
-      for (const int micro_batch : weights.plays) linear += weights_ps_[stage][micro_batch];
-      all_ps += linear;
+  /// The weight gradients of a micro-batch's nano-batch in a slot, or of a mean one for kMean.
+  int64_t weights_ps(int stage, int micro_batch, int slot) const {
+    if (micro_batch == kMean) return mean_weights_ps_[stage];
+    const int nano = nano_batch(micro_batch, slot);
+    return nano < 0 ? 0 : weights_ps_[stage][nano];
+  }
+  Length length_of(size_t tick) {
+    Length all;
+    for (int slot = 0; slot < request_.slots; ++slot) {
+      const SlotWork& of = ticks_[tick].slots[slot];
+      int64_t all_ps = of.attention_ps;
+      for (int stage = 0; stage < stages_; ++stage) {
+        const StageWeights& weights = now_.weights[tick][stage];
+        int64_t& linear = servers_[stage].other_ps;
+        linear = of.linear_ps[stage];
+        if (weights.leaves) linear -= weights_ps(stage, ticks_[tick].micro_batches[stage], slot);
+        for (const int micro_batch : weights.plays) linear += weights_ps(stage, micro_batch, slot);
+        all_ps += linear;
+      }
+      all.ps += least_ps(servers_, request_.balance_target, of.load_sevenths);
+      const int64_t mean = all_ps / std::ssize(servers_);
+      for (int stage = 0; stage < stages_; ++stage)
+        all.beyond_ps += std::max<int64_t>(0, servers_[stage].other_ps - mean);
     }
-    Length length{.ps = least_ps(servers_, request_.balance_target, of.load_sevenths)};
-    const int64_t mean = all_ps / std::ssize(servers_);
-    for (int stage = 0; stage < stages_; ++stage)
-      length.beyond_ps += std::max<int64_t>(0, servers_[stage].other_ps - mean);
-    return length;
+    return all;
   }
   void set_length(size_t tick) {
     const Length length = length_of(tick);
@@ -254,9 +269,10 @@ class MicroBatchWeights {
   }
 
   Wide cost_of(size_t tick, int stage, bool leaves, int plays, const Weighing& weighing) {
-    int64_t more_ps = plays * mean_weights_ps_[stage];
-    if (leaves) more_ps -= weights_ps_[stage][ticks_[tick].micro_batches[stage]];
-    const Length length = length_of(tick, stage, more_ps);
+    StageWeights& weights = now_.weights[tick][stage];
+    weights = {.leaves = leaves, .plays = std::vector<int>(plays, kMean)};
+    const Length length = length_of(tick);
+    weights = {};
     return Wide{weighing.length} * (length.ps + (leaves ? least_gain_ps_ : 0)) +
            Wide{weighing.beyond} * length.beyond_ps;
   }
@@ -264,7 +280,7 @@ class MicroBatchWeights {
   const PipelineRequest& request_;
   const int stages_;
   std::vector<PlannedTick> ticks_;
-  /// [stages][micro-batches] The gradients by matrices of all layers of the stage.
+  /// [stages][nano-batches] The gradients by matrices of all layers of the stage.
   std::vector<std::vector<int64_t>> weights_ps_;
   std::vector<int64_t> mean_weights_ps_;  // [stages]
   int64_t least_gain_ps_ = 0;  // a thousandth of the weight gradients of a stage and micro-batch
