@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "bench/pipeline_setup.h"
 #include "distca/program/validate/validate.h"
@@ -93,6 +95,26 @@ TEST(PlayedTime, weight_gradients_that_wait_fill_ticks) {
     const double bubble = over_busy(PipelineArm::kZeroBubble);
     EXPECT_LT(bubble, over_busy(PipelineArm::kHomeSingles));
     EXPECT_LT(two, bubble);
+  }
+}
+
+/// A rank that only serves would have nothing to do until the first dispatch has arrived.
+TEST(PlayedTime, weight_gradients_begin_before_the_first_core_attention_of_their_tick) {
+  for (const PipelineArm arm : {PipelineArm::kWaits2, PipelineArm::kMixed2}) {
+    int ticks = 0;
+    for (const Program& program : PacedStep(setting(4, 8), arm).programs()) {
+      std::map<int, OpKind> first;  // [tick] of both kinds
+      std::set<int> with_weights;
+      for (const Op& op : program.ops) {
+        if (op.kind != OpKind::kWeightGradient && op.kind != OpKind::kCoreAttention) continue;
+        first.emplace(op.tick, op.kind);
+        if (op.kind == OpKind::kWeightGradient) with_weights.insert(op.tick);
+      }
+      for (const int tick : with_weights)
+        EXPECT_EQ(first.at(tick), OpKind::kWeightGradient) << arm_name(arm) << ", " << tick;
+      ticks += static_cast<int>(with_weights.size());
+    }
+    EXPECT_GT(ticks, 4) << arm_name(arm);
   }
 }
 

@@ -161,8 +161,9 @@ std::vector<ConfigKey> config_keys(Config& c) {
       name("plan.scheduler", &c.plan.scheduler, kBits, "who computes which attention", {},
            schedulers()),
       {"plan.tolerance", &c.plan.tolerance, kBits, "share",
-       "how far the busiest server may be above its share; -1: the scheduler's own; auto: weighed "
-       "against bytes that would not hide, down to doing nothing",
+       "how far the busiest server may be above its share; -1: the scheduler's own, half of it in "
+       "training steps of a pipeline whose weight gradients may wait; auto: weighed against bytes "
+       "that would not hide, down to doing nothing",
        -1, 10},
       {"plan.split_kv", &c.plan.split_kv, kBits, "",
        "tasks may have part of the keys: fewer bytes, but bits that depend on the plan"},
@@ -178,7 +179,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
        0},
       {"plan.bandwidth_mb_per_s", &c.plan.bandwidth_mb_per_s, kBits, "MB/s",
        "one rank's sends, for plan.tolerance = auto and fill ticks of a pipeline; 0: measured, but "
-       "50,000 where train.deterministic freezes, and fill ticks are not weighed",
+       "50,000 where train.deterministic freezes, and fill ticks count messages as nothing",
        0},
       choice(
           "plan.fill_ticks", &c.plan.fill_ticks, kBits,

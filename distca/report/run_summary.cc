@@ -9,6 +9,7 @@
 #include "distca/base/text.h"
 #include "distca/checkpoint/folder.h"
 #include "distca/forecast/memory_cap.h"
+#include "distca/plan/pipeline/weight_gradients.h"
 #include "distca/plan/scheduler.h"
 #include "distca/program/overlap.h"
 
@@ -51,10 +52,14 @@ void add_to(std::vector<T>& sums, const std::vector<T>& values) {
   for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
 }
 
-std::string describe_tolerance(const Config::PlanKeys& plan) {
+std::string describe_tolerance(const Config& config, const RunGrid& run) {
+  const Config::PlanKeys& plan = config.plan;
   if (plan.tolerance.is_auto) return "auto";
-  const auto own = static_cast<double>(find_scheduler(plan.scheduler).tolerance_ppm);
-  return fmt::format("{:g}", plan.tolerance.share.value_or(own * 1e-6));
+  int64_t own = find_scheduler(plan.scheduler).tolerance_ppm;
+  if (run.is_pipeline() && config.parallel.outstanding_weight_gradients > 0 &&
+      config.parallel.pipeline_schedule != PipelineSchedule::kAtHome)
+    own = tolerance_where_weights_wait(own);
+  return fmt::format("{:g}", plan.tolerance.share.value_or(static_cast<double>(own) * 1e-6));
 }
 
 }  // namespace
@@ -184,7 +189,7 @@ std::string start_text(const Config& config, const std::string& data, const RunG
       counted(config.train.steps, "step"), config.batch.nano_batches,
       with_thousands(config.batch.nano_batch_tokens),
       some_hold_none ? " (fewer than workers: some hold none)" : "", config.plan.scheduler,
-      describe_tolerance(config.plan), overlap_name(config.train.overlap),
+      describe_tolerance(config, run), overlap_name(config.train.overlap),
       alone ? " (one nano-batch: as within)" : "", schedule);
   const std::string machine =
       fmt::format("attention kernel {}, peak of all ranks {:.0f} GFLOP/s ({})", kernel,

@@ -60,7 +60,7 @@ std::optional<int64_t> asked_tolerance_ppm(const PipelineRequest& request) {
   const int64_t usual = find_scheduler(request.options.scheduler).tolerance_ppm;
   if (request.options.tolerance_ppm || !lets_weights_wait(request) || usual <= 0)
     return request.options.tolerance_ppm;
-  return usual / 2;
+  return tolerance_where_weights_wait(usual);
 }
 int64_t own_tolerance_ppm(const PipelineRequest& request) {
   return asked_tolerance_ppm(request).value_or(

@@ -32,7 +32,7 @@ class TickTime {
       const double linear = linear_ps(own);
       const double attention = attention_ps(work[rank], load_of(plan, rank));
       longest_linear = std::max(longest_linear, linear);
-      // Weight gradients are played whenever there is time.
+      // Weight gradients stand behind the dispatch, so that the chain of the slot needs none.
       longest_phases = std::max(longest_phases, linear - static_cast<double>(own.other_ps));
       longest_attention = std::max(longest_attention, attention);
       rank_ps_[rank] += linear + attention;

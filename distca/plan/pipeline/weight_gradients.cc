@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -82,7 +81,8 @@ class MicroBatchWeights {
     std::vector<int> micro_batches;  // [stages] -1 where there is none
     std::vector<bool> is_backward;   // [stages] plays backward of its micro-batch
     std::vector<SlotWork> slots;
-    /// In each slot some stage has a nano-batch, so that all ranks visit the slot.
+    /// In each slot some stage has a nano-batch, so that all ranks visit the slot. Where the last
+    /// micro-batch has a slot less, a tick that it has alone plays nothing.
     bool is_played = true;
   };
   /// The length of a tick, or of all. The shorter one is better, then the one with less linear work
@@ -130,7 +130,8 @@ class MicroBatchWeights {
     PlannedTick made;
     for (int slot = 0; slot < request_.slots; ++slot) {
       made.slots.push_back(slot_work_of(tick, slot));
-      made.is_played &= std::ranges::any_of(tick.stages, [&](const TickStage& stage) {
+      const bool has_any = slot < std::ssize(request_.nano_batches);
+      made.is_played &= !has_any || std::ranges::any_of(tick.stages, [&](const TickStage& stage) {
         return nano_batch(stage.micro_batch, slot) >= 0;
       });
     }
@@ -241,7 +242,7 @@ class MicroBatchWeights {
   }
 
   /// [ticks][outstanding micro-batches behind it] What is played counts with the mean of the
-  /// stage's micro-batches.
+  /// stage's nano-batches.
   std::vector<std::vector<Choice>> choices_of(int stage, const Weighing& weighing) {
     const int most = static_cast<int>(
         std::min<int64_t>(request_.outstanding_weight_gradients, std::ssize(backward_[stage])));
@@ -292,8 +293,10 @@ class MicroBatchWeights {
 }  // namespace
 
 bool lets_weights_wait(const PipelineRequest& request) {
-  return request.trains && request.grid.stages > 1 && !request.speeds.empty() &&
-         request.outstanding_weight_gradients > 0;
+  return request.trains && request.grid.stages > 1 && request.outstanding_weight_gradients > 0 &&
+         !request.speeds.empty() && std::ranges::all_of(request.speeds, [](const RankSpeed& speed) {
+           return speed.attention_ps_per_kload > 0;
+         });
 }
 
 WeightGradients plan_weight_gradients(const PipelineRequest& request, std::span<const Tick> ticks) {

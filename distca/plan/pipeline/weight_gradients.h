@@ -10,6 +10,7 @@
 //
 // The types are plain values. Any thread may call the function.
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -31,17 +32,22 @@ struct StageWeights {
 using WeightGradients = std::vector<std::vector<std::vector<StageWeights>>>;
 
 /// Returns true if stages of the request may leave weight gradients: it trains, has several stages,
-/// knows speeds, and its bound is above 0.
+/// knows all speeds of attention, and its bound is above 0.
 bool lets_weights_wait(const PipelineRequest& request);
+/// The tolerance of such a request, where nobody has given one, by that of its scheduler.
+constexpr int64_t tolerance_where_weights_wait(int64_t of_scheduler_ppm) {
+  return of_scheduler_ppm / 2;
+}
 
 /// Decides what each stage leaves, and in which later tick it computes it, for both slots alike. At
 /// any time, a slot of a stage has left those of at most request.outstanding_weight_gradients
 /// nano-batches. The sum of the least lengths of all ticks (cost/finish_time.h) is to be small, and
 /// then the linear work beyond the ranks' mean. Stages are decided in turn, several times: each as
-/// is best for it as long as the others stay. Nothing waits for less than a thousandth of the
-/// longest weight gradients of a micro-batch. Counts linear work of the slowest replica of each
-/// stage and core attention, by the request's speeds; ignores exchanges and sums of gradients.
-/// Times are compared as integers, which have the same bits on every machine.
+/// is best for it as long as the others stay. A step in which more waits is taken only if it is
+/// better by a thousandth of the longest weight gradients of a micro-batch. Counts linear work of
+/// the slowest replica of each stage and core attention, by the request's speeds; ignores exchanges
+/// and sums of gradients. Times are compared as integers, which have the same bits on every
+/// machine.
 WeightGradients plan_weight_gradients(const PipelineRequest& request, std::span<const Tick> ticks);
 
 /// The most nano-batches of a stage, in all slots, whose weight gradients are left at a time.

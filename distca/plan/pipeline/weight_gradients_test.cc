@@ -134,6 +134,10 @@ TEST(WeightGradients, are_played_where_a_slot_has_a_nano_batch) {
   const PipelinePlan plan = make_pipeline_plan(request);
   EXPECT_THAT(validate(plan), IsEmpty());
   ASSERT_FALSE(plan.weight_gradients.empty());
+  PipelineRequest one = request;  // no tick has the other slot
+  one.nano_batches.resize(1);
+  one.homes.resize(1);
+  EXPECT_THAT(make_pipeline_plan(one).weight_gradients, Not(IsEmpty()));
   for (int tick = 0; tick < static_cast<int>(plan.ticks.size()); ++tick) {
     for (int slot = 0; slot < 2; ++slot) {
       const bool plays = std::ranges::any_of(
