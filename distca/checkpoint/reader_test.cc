@@ -60,7 +60,7 @@ TEST_F(checkpoint_reader, reads_what_any_number_of_ranks_wrote) {
   }
 }
 
-/// The boxes are such as ranks of tensor parallelism and ZeRO will write.
+/// The boxes are such as ranks of tensor parallelism and ZeRO write.
 TEST_F(checkpoint_reader, reads_boxes_of_rows_and_columns) {
   CheckpointIndex index{.step = 4, .tensors = some_tensors()};
   const auto add = [&](int64_t tensor, std::vector<Range> box, Range range, int rank) {

@@ -47,7 +47,8 @@ struct RunGrid {
   std::string name_of(int rank) const;
   /// A text in which each "rank 3" has become name_of(3), where it says more.
   std::string named(const std::string& text) const;
-  /// "4 workers" or, in a pipeline, "4 workers = 2 stages (layers 0-3, 4-7) x 2 replicas".
+  /// "4 workers" or, in a pipeline, "4 workers = 2 stages (layers 0-3, 4-7) x 2 replicas", or, with
+  /// tensor parallelism, "4 workers = 2 replicas x 2 tensor".
   std::string describe() const;
 };
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "distca/base/error.h"
 #include "distca/base/hash.h"
 #include "distca/base/integers.h"
 #include "distca/base/normal.h"
@@ -22,7 +23,9 @@ std::vector<int64_t> Weight::held_shape() const {
 
 int64_t Weight::numel() const {
   int64_t product = 1;
-  for (const int64_t size : held_shape()) product *= size;
+  for (const Range& side : box) product *= side.size();
+  if (!box.empty()) return product;
+  for (const int64_t size : shape) product *= size;
   return product;
 }
 
@@ -158,6 +161,10 @@ std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage) 
     if (weight.layer == kAfterLayers) return !stage.is_last();
     return !stage.layers.contains({weight.layer, weight.layer + 1});
   });
+  const int64_t heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
+  const int ranks = stage.tensor.size;
+  DISTCA_CHECK(heads % ranks == 0 && (kv_heads % ranks == 0 || ranks % kv_heads == 0),
+               "{} heads and {} key/value heads over {} ranks", heads, kv_heads, ranks);
   for (Weight& weight : table) divide(weight, stage.tensor);
   return table;
 }

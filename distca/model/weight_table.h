@@ -75,7 +75,8 @@ std::vector<Weight> weight_table(const LlamaConfig& config);
 /// the embedding, and on the last one the last norm and the head. A tied embedding is on both: the
 /// last stage's copy has its name and its initial values, and stands where a head would. With
 /// tensor parallelism, each has the box that is its rank's. Q, K and V are divided by heads, and
-/// the vocabulary as evenly as it can be.
+/// the vocabulary as evenly as it can be. The ranks must divide the heads, and either divide the
+/// key/value heads or be a multiple of them (CHECK).
 std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage);
 /// The only stage where there is no pipeline.
 Stage whole_model(const LlamaConfig& config);

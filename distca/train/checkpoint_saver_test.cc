@@ -143,6 +143,7 @@ TEST_F(CheckpointSaverTest, state_crosses_all_grids_bit_for_bit) {
                                  {.stages = 2, .replicas = 2, .dedicated = 1},
                                  {.stages = 2, .replicas = 2, .tensor = 2, .zero = true},
                                  {.tensor = 4},
+                                 {.replicas = 2, .tensor = 2},
                                  {.stages = 2, .replicas = 3, .zero = true, .layers = "1,3"},
                                  {.replicas = 2, .tensor = 4, .zero = true},
                                  {.stages = 3, .tensor = 2, .dedicated = 1},

@@ -83,11 +83,11 @@ class Optimizer {
   /// Bytes of the moments and of main params that are not the parameters.
   int64_t state_bytes() const;
 
-  /// Brings all main params of a stage to its first replica. There it returns them in the order of
-  /// the weights; they lie where the gradients lay. Elsewhere it returns nothing. With ZeRO-1, the
-  /// last stage's copy of a tied embedding is not whole: rank 0 has it. `servers` are the ranks
-  /// that hold weights, with tensor parallelism those of this rank's index, and all of them call
-  /// it.
+  /// Brings all main params that this rank holds to the first replica of them. There it returns
+  /// them in the order of the weights; they lie where the gradients lay. Elsewhere it returns
+  /// nothing. With ZeRO-1, the last stage's copy of a tied embedding is not whole: rank 0 has it.
+  /// `servers` are the ranks that hold weights, with tensor parallelism those of this rank's index,
+  /// and all of them call it.
   std::vector<at::Tensor> gather_main_params(Communicator& servers);
 
  private:

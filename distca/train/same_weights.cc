@@ -90,7 +90,7 @@ OtherWeights name_others(const OtherRanks& others, const RunGrid& run) {
     part = " of the tied embedding";
   } else if (pairs.empty()) {
     pairs = others.partners;
-    part = " that tensor parallelism does not divide";
+    part = " that ranks of a server share";
   }
   std::vector<std::string> ranks, firsts;
   for (const auto& [rank, of] : pairs) {

@@ -123,7 +123,7 @@ TEST(same_weights, what_tensor_parallelism_does_not_divide_is_compared_within_a_
       name_others({.replicas = {}, .copies = {}, .partners = {{5, 4}, {7, 6}}}, run);
   EXPECT_EQ(named.ranks, "rank 5 (replica 1, tensor 1), rank 7 (replica 1, tensor 3)");
   EXPECT_EQ(named.firsts, "rank 4 (replica 1, tensor 0), rank 6 (replica 1, tensor 2)");
-  EXPECT_EQ(named.part, " that tensor parallelism does not divide");
+  EXPECT_EQ(named.part, " that ranks of a server share");
 }
 
 TEST(same_weights, those_that_are_no_numbers_are_counted) {

@@ -184,6 +184,7 @@ StepResult Step::play_all(const StepInput& input, double loss_scale, const Updat
   Player player(attention, p2p, update, watch_);
   if (model_ != nullptr) {
     DISTCA_CHECK(input.program.stage == model_->stage(), "a program of another stage");
+    DISTCA_CHECK_EQ(model_->stage().tensor.size, 1);  // no phase sums over ranks that divide layers
     model_->refresh_copies();
     for (size_t nano = 0; nano < input.tokens.size(); ++nano) {
       player.add(*model_, input.tokens[nano],

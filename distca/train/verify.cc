@@ -228,7 +228,9 @@ std::string fault_of(const Verification& v) {
     return fmt::format(
         "{} summed the gradients{} of {} workers to other bits than {}: {} would drift apart",
         v.others.ranks, v.others.part, v.num_workers, v.others.firsts,
-        v.other_ranks.replicas.empty() ? "its copies" : "replicas");
+        !v.other_ranks.replicas.empty() ? "replicas"
+        : !v.other_ranks.copies.empty() ? "its copies"
+                                        : "they");
   }
   const auto beyond = std::ranges::count_if(v.gradients, &Difference::beyond);
   std::string fault;

@@ -33,7 +33,8 @@ struct GradientSum {
 struct UpdateRequest {
   Optimizer* optimizer = nullptr;   // null on a dedicated server
   Communicator* workers = nullptr;  // the ranks that hold these weights, all in one stage
-  /// In a pipeline, the ranks that hold any weights, in the order of the stages.
+  /// In a pipeline, the ranks that hold any weights, in the order of the stages. Without one, it is
+  /// not used.
   Communicator* all_stages = nullptr;
   double max_grad_norm = 0;  // gradients with a larger norm are scaled down to it; 0 means never
   double lr = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "distca/base/error.h"
 #include "distca/comm/host_read.h"
 #include "distca/comm/tags.h"
 #include "distca/forecast/batch_programs.h"
@@ -60,6 +61,7 @@ at::Device message_device(const Communicator& group) {
 }
 
 Message message(int peer, const at::Tensor& tensor) {
+  DISTCA_CHECK(tensor.is_contiguous(), "rows of {} elements do not adjoin", tensor.numel());
   return {.peer = peer,
           .tag = kGatherToTag,
           .data = static_cast<std::byte*>(tensor.data_ptr()),

@@ -53,6 +53,7 @@ TEST(WorkerWeights, of_all_stages_come_to_rank_0_as_the_main_params_are) {
       {.stages = 3, .replicas = 2, .zero = true, .tied = true},
       {.stages = 2, .replicas = 3, .zero = true, .layers = "1,3"},
       {.tensor = 2},
+      {.replicas = 2, .tensor = 2},
       {.replicas = 2, .tensor = 4, .zero = true},
       {.stages = 2, .replicas = 2, .tensor = 2, .zero = true, .tied = true}};
   for (const char* const dtype : {"float32", "bfloat16", "float64"}) {
