@@ -18,7 +18,7 @@ struct PacedRank {
   double slept_s = 0;      // sum over all operations
   double late_s = 0;       // slept_s less the prices of the operations
   double waited_s = 0;     // for messages
-  double processor_s = 0;  // of all threads of the process, but for looking at the clock
+  double processor_s = 0;  // processor time of all threads but for looking at the clock
 };
 
 class PacedPlayer {

@@ -21,8 +21,8 @@ namespace {
 struct Hashes {
   uint64_t weights = 0;    // all weights, in order
   uint64_t tied = 0;       // the tied embedding alone; 0 where the stage has none
-  uint64_t undivided = 0;  // those that all ranks of a server hold
-  uint64_t shared = 0;     // those that some of them hold: K and V of few heads
+  uint64_t undivided = 0;  // weights that all ranks of a server hold
+  uint64_t shared = 0;     // weights that some of them hold: K and V of few heads
 };
 
 Hashes hashes_of(const std::vector<at::Tensor>& weights, const std::vector<Weight>& table) {

@@ -79,7 +79,7 @@ void send(Communicator& all_workers, const std::vector<at::Tensor>& held,
   }
 }
 
-/// What another rank sends to rank 0.
+/// A rank that sends its parts to rank 0.
 struct Sender {
   int rank = 0;
   std::vector<Part> parts;

@@ -21,7 +21,7 @@ constexpr int kMean = -2;  // in place of a micro-batch: one with the mean weigh
 __extension__ using Wide = __int128;
 constexpr Wide kNoWay = Wide{1} << 120;
 
-/// How much the length of a tick counts beside the linear work beyond the ranks' mean.
+/// The weights of the length of a tick and of the linear work beyond the ranks' mean.
 struct Weighing {
   int64_t length, beyond;
 };
@@ -96,9 +96,9 @@ class MicroBatchWeights {
     std::vector<Length> length;                      // [ticks] with these decisions
     Length total;
   };
-  /// What a stage does in a tick, on the best way to so many outstanding micro-batches behind it.
+  /// The work of a stage in a tick, on the best way to so many outstanding micro-batches behind it.
   struct Choice {
-    Wide cost = kNoWay;  // of all ticks so far
+    Wide cost = kNoWay;  // sum of all ticks so far
     int before = 0;      // outstanding micro-batches before the tick
     int plays = 0;
     bool leaves = false;
