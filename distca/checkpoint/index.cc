@@ -14,12 +14,6 @@ namespace {
 constexpr int64_t kVersion = 1;
 constexpr const char* kFormat = "distca checkpoint";
 
-std::vector<Range> whole(const StoredTensor& tensor) {
-  std::vector<Range> box;
-  for (const int64_t size : tensor.shape) box.push_back({0, size});
-  return box;
-}
-
 int64_t volume(const std::vector<Range>& box) {
   int64_t product = 1;
   for (const Range& side : box) product *= side.size();
@@ -142,11 +136,17 @@ std::string_view part_name(StatePart part) {
   return kNames[static_cast<size_t>(part)];
 }
 
+std::vector<Range> whole_box(const StoredTensor& tensor) {
+  std::vector<Range> box;
+  for (const int64_t size : tensor.shape) box.push_back({0, size});
+  return box;
+}
+
 std::string stored_name(const CheckpointIndex& index, const StoredPiece& piece) {
   const StoredTensor& tensor = index.tensors[piece.tensor];
   std::string name = tensor.name;
   if (piece.part != StatePart::kWeight) name += fmt::format(".{}", part_name(piece.part));
-  if (piece.box != whole(tensor)) name += describe(piece.box);
+  if (piece.box != whole_box(tensor)) name += describe(piece.box);
   if (piece.range != Range{0, volume(piece.box)})
     name += fmt::format("({}:{})", piece.range.begin, piece.range.end);
   return name;
@@ -185,7 +185,7 @@ void add_pieces(const std::vector<StoredTensor>& tensors, const std::vector<int6
     for (const StatePart part : kStateParts) {
       pieces.push_back({.tensor = static_cast<int64_t>(i),
                         .part = part,
-                        .box = whole(tensors[i]),
+                        .box = whole_box(tensors[i]),
                         .range = {held.begin - begins[i], held.end - begins[i]},
                         .file = file});
     }

@@ -61,6 +61,8 @@ struct CheckpointIndex {
   std::map<std::string, int64_t> files;  // bytes of every file with pieces
 };
 
+/// The box that is all of a tensor.
+std::vector<Range> whole_box(const StoredTensor& tensor);
 /// The name of a piece within its file: the tensor's, followed by the part, box and range where
 /// they are not the usual ones.
 std::string stored_name(const CheckpointIndex& index, const StoredPiece& piece);

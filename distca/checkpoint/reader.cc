@@ -87,9 +87,8 @@ int64_t CheckpointReader::find(const StoredTensor& wanted) const {
 }
 
 void CheckpointReader::read(int64_t tensor, StatePart part, std::span<std::byte> out) const {
-  std::vector<Range> box;
-  for (const int64_t size : index_.tensors[tensor].shape) box.push_back({0, size});
-  read(tensor, part, box, {{0, index_.tensors[tensor].numel()}}, out);
+  const StoredTensor& whole = index_.tensors[tensor];
+  read(tensor, part, whole_box(whole), {{0, whole.numel()}}, out);
 }
 
 void CheckpointReader::read(int64_t tensor, StatePart part, const std::vector<Range>& box,

@@ -125,13 +125,13 @@ at::Tensor initial_weight(const Weight& weight, uint64_t seed) {
   at::parallel_for(0, ceil_div(value.numel(), kNormalChunk), 1, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) draw_initial_values(weight, seed, chunk, all);
   });
-  return held_part(weight, value).contiguous();
+  return part_of(weight.box, value).contiguous();
 }
 
-at::Tensor held_part(const Weight& weight, const at::Tensor& full) {
+at::Tensor part_of(const std::vector<Range>& box, const at::Tensor& full) {
   at::Tensor part = full;
-  for (size_t side = 0; side < weight.box.size(); ++side)
-    part = part.narrow(static_cast<int64_t>(side), weight.box[side].begin, weight.box[side].size());
+  for (size_t side = 0; side < box.size(); ++side)
+    part = part.narrow(static_cast<int64_t>(side), box[side].begin, box[side].size());
   return part;
 }
 

@@ -40,8 +40,9 @@ enum class Keep : unsigned char;  // model/operators.h
 /// name): the same on every rank, machine and device, for every dtype and number of threads, and
 /// however ranks divide the weight.
 at::Tensor initial_weight(const Weight& weight, uint64_t seed);
-/// The part of a weight's full tensor that this rank holds: a view of it.
-at::Tensor held_part(const Weight& weight, const at::Tensor& full);
+/// The elements of a full tensor in a box, such as Weight::box: a view of it. An empty box means
+/// all.
+at::Tensor part_of(const std::vector<Range>& box, const at::Tensor& full);
 
 /// The weights of a model, or of one stage of it, and its phases.
 class Llama {

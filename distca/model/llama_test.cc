@@ -83,7 +83,7 @@ TEST(llama, ranks_of_tensor_parallelism_draw_their_parts_of_the_whole_model) {
       const Llama part(config, stage, 7, -1);
       for (size_t i = 0; i < part.weights().size(); ++i) {
         EXPECT_TRUE(
-            at::equal(part.parameters()[i], held_part(part.weights()[i], whole.parameters()[i])))
+            at::equal(part.parameters()[i], part_of(part.weights()[i].box, whole.parameters()[i])))
             << part.weights()[i].name << " of rank " << index << " of " << size;
       }
     }

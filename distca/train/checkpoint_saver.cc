@@ -426,7 +426,7 @@ void load_checkpoint(const CheckpointReader& reader, const LlamaConfig& model, c
     for (const StatePart part : kStateParts) {
       reader.read(tensor, part, table[i].box, optimizer.updated_elements(i),
                   {static_cast<std::byte*>(host.data_ptr()), static_cast<size_t>(host.nbytes())});
-      optimizer.load(part, i, held_part(table[i], host));
+      optimizer.load(part, i, part_of(table[i].box, host));
     }
   }
   optimizer.set_updates(reader.index().updates);

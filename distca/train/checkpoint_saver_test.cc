@@ -118,8 +118,8 @@ class CheckpointSaverTest : public FolderTest {
     const std::vector<StoredTensor> stored = stored_weights(config.model, weights.model.stage());
     for (size_t i = 0; i < stored.size(); ++i) {
       const at::Tensor& parameter = weights.model.parameters()[i];
-      const at::Tensor known = held_part(weights.model.weights()[i],
-                                         testing::known_state(stored[i], StatePart::kWeight));
+      const at::Tensor known = part_of(weights.model.weights()[i].box,
+                                       testing::known_state(stored[i], StatePart::kWeight));
       EXPECT_TRUE(at::equal(parameter, known.to(parameter.scalar_type()))) << stored[i].name;
     }
   }

@@ -73,7 +73,7 @@ class Optimizer {
   /// The elements of a weight that this rank updates, in row-major order.
   std::vector<Range> updated_elements(size_t weight) const;
   /// Takes the weight's state, or what this rank keeps of it, from `held`, which has the shape of
-  /// what this rank holds of the weight (held_part()).
+  /// what this rank holds of the weight (Weight::box).
   void load(StatePart part, size_t weight, const at::Tensor& held);
   /// Where each rank has loaded only what it updates of the weights, brings it the rest. The ranks
   /// are those of gather_main_params().

@@ -40,7 +40,7 @@ void load_start_weights(const CheckpointReader* checkpoint, const Config& config
   const std::vector<Weight>& table = weights.model.weights();
   for (size_t i = 0; i < table.size(); ++i)
     weights.optimizer.load(StatePart::kWeight, i,
-                           held_part(table[i], tensor_of(stored.at(table[i].name))));
+                           part_of(table[i].box, tensor_of(stored.at(table[i].name))));
   if (words) {
     words->push_back(
         fmt::format("starting from the weights of {}: {}", config.model_from, stored.describe()));
@@ -71,7 +71,7 @@ void load_weights(const HuggingFaceWeights& weights, const Llama& model) {
   const c10::AutoGradMode no_grad(false);
   for (size_t i = 0; i < model.weights().size(); ++i) {
     const Weight& weight = model.weights()[i];
-    model.parameters()[i].copy_(held_part(weight, tensor_of(weights.at(weight.name))));
+    model.parameters()[i].copy_(part_of(weight.box, tensor_of(weights.at(weight.name))));
   }
   model.refresh_copies();
 }
@@ -83,7 +83,7 @@ void load_weights(const CheckpointReader& checkpoint, const Llama& model) {
     const at::Tensor host = at::empty(wanted[i].shape, aten_type(wanted[i].type));
     checkpoint.read(checkpoint.find(wanted[i]), StatePart::kWeight,
                     {static_cast<std::byte*>(host.data_ptr()), static_cast<size_t>(host.nbytes())});
-    model.parameters()[i].copy_(held_part(model.weights()[i], host));
+    model.parameters()[i].copy_(part_of(model.weights()[i].box, host));
   }
   model.refresh_copies();
 }

@@ -47,12 +47,6 @@ std::vector<Part> parts_of(const LlamaConfig& model, const Stage& stage) {
   return parts;
 }
 
-at::Tensor at_box(at::Tensor full, const std::vector<Range>& box) {
-  for (size_t side = 0; side < box.size(); ++side)
-    full = full.narrow(static_cast<int64_t>(side), box[side].begin, box[side].size());
-  return full;
-}
-
 /// Where messages of the group must lie.
 at::Device message_device(const Communicator& group) {
   const int device = group.cuda_device();
@@ -97,7 +91,7 @@ void receive(Communicator& all_workers, const std::vector<Sender>& senders,
     for (const Sender& sender : senders) {
       if (round >= sender.parts.size()) continue;
       const Part& part = sender.parts[round];
-      const at::Tensor place = at_box(weights[part.in_model], part.box);
+      const at::Tensor place = part_of(part.box, weights[part.in_model]);
       const bool lands_there = device.is_cpu() && place.is_contiguous();
       const at::Tensor landing =
           lands_there ? place : at::empty(place.sizes(), place.options().device(device));
@@ -145,7 +139,7 @@ std::vector<at::Tensor> gather_parts(Communicator& all_workers, const RunGrid& r
     if (weight.held_shape() == weight.shape) {
       all[own.in_model] = mine[own.in_stage];
     } else {
-      read_to(held_part(weight, all[own.in_model]), mine[own.in_stage]);
+      read_to(part_of(weight.box, all[own.in_model]), mine[own.in_stage]);
     }
   }
   std::vector<Sender> senders;

@@ -34,7 +34,7 @@ TEST(StageWeights, every_element_is_kept_by_one_rank_of_all_that_hold_no_copies)
       const std::vector<Weight> held = weight_table(config.model, stage);
       for (const KeptWeight& kept : kept_weights(config.model, stage)) {
         EXPECT_EQ(held[kept.in_stage].name, table[kept.in_model].name);
-        held_part(held[kept.in_stage], keepers[kept.in_model]).add_(1);
+        part_of(held[kept.in_stage].box, keepers[kept.in_model]).add_(1);
       }
     }
     for (size_t i = 0; i < table.size(); ++i)

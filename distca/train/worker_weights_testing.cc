@@ -61,7 +61,7 @@ void set_known_state(WorkerWeights& weights) {
   for (size_t i = 0; i < stored.size(); ++i) {
     for (const StatePart part : kStateParts)
       weights.optimizer.load(part, i,
-                             held_part(weights.model.weights()[i], known_state(stored[i], part)));
+                             part_of(weights.model.weights()[i].box, known_state(stored[i], part)));
   }
   weights.optimizer.set_updates(kKnownUpdates);
 }

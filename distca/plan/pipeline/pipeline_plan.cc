@@ -57,10 +57,9 @@ struct Shares {
 /// By how much a server may exceed its share in ticks that are not weighed, if nobody has said it:
 /// where weight gradients may wait, half of what it may elsewhere.
 std::optional<int64_t> asked_tolerance_ppm(const PipelineRequest& request) {
-  const int64_t usual = find_scheduler(request.options.scheduler).tolerance_ppm;
-  if (request.options.tolerance_ppm || !lets_weights_wait(request) || usual <= 0)
+  if (request.options.tolerance_ppm || !lets_weights_wait(request))
     return request.options.tolerance_ppm;
-  return tolerance_where_weights_wait(usual);
+  return tolerance_where_weights_wait(find_scheduler(request.options.scheduler).tolerance_ppm);
 }
 int64_t own_tolerance_ppm(const PipelineRequest& request) {
   return asked_tolerance_ppm(request).value_or(

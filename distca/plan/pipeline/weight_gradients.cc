@@ -38,7 +38,6 @@ class MicroBatchWeights {
  public:
   MicroBatchWeights(const PipelineRequest& request, std::span<const Tick> ticks)
       : request_(request), stages_(request.grid.stages) {
-    backward_.assign(stages_, {});
     const auto count = static_cast<int>(request.nano_batches.size());
     for (int stage = 0; stage < stages_; ++stage) {
       std::vector<int64_t>& of_stage = weights_ps_.emplace_back();
@@ -140,7 +139,6 @@ class MicroBatchWeights {
       const bool is_backward = micro_batch >= 0 && tick.stages[stage].pass == Pass::kBackward;
       made.micro_batches.push_back(micro_batch);
       made.is_backward.push_back(is_backward);
-      if (is_backward) backward_[stage].push_back(ticks_.size());
     }
     ticks_.push_back(std::move(made));
     now_.weights.emplace_back(stages_);
@@ -244,8 +242,10 @@ class MicroBatchWeights {
   /// [ticks][outstanding micro-batches behind it] What is played counts with the mean of the
   /// stage's nano-batches.
   std::vector<std::vector<Choice>> choices_of(int stage, const Weighing& weighing) {
-    const int most = static_cast<int>(
-        std::min<int64_t>(request_.outstanding_weight_gradients, std::ssize(backward_[stage])));
+    const int64_t backward = std::ranges::count_if(
+        ticks_, [&](const PlannedTick& tick) { return tick.is_backward[stage]; });
+    const auto most =
+        static_cast<int>(std::min<int64_t>(request_.outstanding_weight_gradients, backward));
     std::vector<std::vector<Choice>> choices(ticks_.size(), std::vector<Choice>(most + 1));
     std::vector<Choice> before(most + 1);
     before[0].cost = 0;
@@ -285,8 +285,7 @@ class MicroBatchWeights {
   std::vector<std::vector<int64_t>> weights_ps_;
   std::vector<int64_t> mean_weights_ps_;  // [stages]
   int64_t least_gain_ps_ = 0;  // a thousandth of the weight gradients of a stage and micro-batch
-  std::vector<std::vector<size_t>> backward_;  // [stages] ticks of its backward, in order
-  std::vector<RankWork> servers_;              // [stages], then dedicated servers
+  std::vector<RankWork> servers_;  // [stages], then dedicated servers
   Decisions now_;
 };
 
