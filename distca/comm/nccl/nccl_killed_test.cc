@@ -34,7 +34,8 @@ namespace {
 
 constexpr int kRounds = 100, kRanks = 3;
 constexpr int kAtOnce = 34;  // most of a round is waiting
-constexpr CommOptions kOptions{.timeout_s = 3, .grace_s = 1, .startup_timeout_s = 300};
+// A machine that is busy may leave the store without a turn for many seconds: grace_s.
+constexpr CommOptions kOptions{.timeout_s = 3, .grace_s = 60, .startup_timeout_s = 300};
 // The deadline of a wait, three heartbeats to find out who is silent, and a machine that is busy.
 constexpr double kAllowed_s = 1.3 * kOptions.timeout_s + 100;
 constexpr double kPatience_s = 300;
