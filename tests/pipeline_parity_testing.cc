@@ -9,6 +9,8 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "distca/comm/ordered_sum.h"
@@ -41,16 +43,18 @@ class PipelineInputs {
 
   StepInput of_rank(int rank) const {
     const bool works = rank < what_.workers();
+    const int server = rank / what_.tensor;
     StepInput input;
-    StagePart part =
-        parts_.part(rank, {.types = exchange_types(what_.model.dtype, what_.options.wide_gradients),
-                           .row_bytes = p2p_bytes(what_.model, 1)});
+    StagePart part = parts_.part(
+        server, {.types = exchange_types(what_.model.dtype, what_.options.wide_gradients),
+                 .row_bytes = p2p_bytes(what_.model, 1),
+                 .tensor = {.size = what_.tensor, .index = rank % what_.tensor}});
     std::shared_ptr<const GradientExchange> gradients;
     if (works) {
       const PipelineRequest& request = parts_.request();
       for (size_t nano = 0; nano < request.homes.size(); ++nano) {
         input.tokens.push_back(make_tokens(request.nano_batches[nano],
-                                           request.homes[nano].workers[rank % what_.replicas],
+                                           request.homes[nano].workers[server % what_.replicas],
                                            what_.model.vocab_size, /*goes_on=*/false));
       }
       if (!what_.evaluate)
@@ -59,7 +63,7 @@ class PipelineInputs {
     input.program = step_program(
         what_.model, what_.options, std::move(part),
         what_.evaluate ? ProgramRequest::Kind::kEvaluate : ProgramRequest::Kind::kTrain,
-        std::move(gradients));
+        std::move(gradients), server);
     return input;
   }
 
@@ -76,7 +80,7 @@ class PipelineInputs {
         .stages = what.stages(), .replicas = what.replicas, .dedicated = what.dedicated};
     request.slots = pairs ? 2 : 1;
     request.trains = !what.evaluate;
-    request.shape = what.model.shape().attention;
+    request.shape = what.model.divided(what.tensor).shape().attention;
     request.options = what.plan;
     for (const std::vector<int64_t>& lengths : what.nano_batches) {
       const NanoBatch& nano = request.nano_batches.emplace_back(NanoBatch::from_lengths(lengths));
@@ -115,6 +119,7 @@ StepInput input_of_one(const PipelineRun& what) {
 /// Gradients are summed in several buckets.
 PipelineRun with_buckets(PipelineRun what) {
   what.options.bucket_mb = 0.04;  // several, of one block or two
+  what.options.tensor = what.tensor;
   return what;
 }
 
@@ -177,8 +182,8 @@ class Player {
 /// Plays the steps of a worker. Returns loss and norm of all, gradients and weights of its stage.
 PipelineOutcome work(const PipelineRun& what, Communicator& comm, const StepInput& input) {
   const Stage& stage = input.program.stage;
-  std::vector<int> ranks(what.replicas);
-  std::iota(ranks.begin(), ranks.end(), stage.index * what.replicas);
+  std::vector<int> ranks(what.replicas * what.tensor);
+  std::iota(ranks.begin(), ranks.end(), stage.index * std::ssize(ranks));
   const auto all_workers = comm.split_first(what.workers());
   const auto of_stage = comm.split(ranks);
   TracedCommunicator all_stages(*all_workers, kTracedTags),
@@ -228,16 +233,47 @@ PipelineOutcome serve(const PipelineRun& what, Communicator& comm, const StepInp
   return {.step = {.bytes_sent = result.bytes.sent}, .peak_bytes = {meter.peak_bytes()}};
 }
 
-/// Takes the last stage's copy of a tied embedding, which has the bits of the first stage's.
-void take_copy(std::vector<at::Tensor>& of_last, const std::vector<at::Tensor>& of_first) {
-  if (of_last.empty()) return;
-  EXPECT_TRUE(at::equal(of_last.back(), of_first.front())) << "of a tied embedding";
-  of_last.pop_back();
-}
+/// Puts what a rank has of each of its weights, in the order of its table, into whole tensors by
+/// name. Ranks that hold the same part must have the same bits.
+class WholeTensors {
+ public:
+  explicit WholeTensors(const char* what) : what_(what) {}
 
-/// The first replicas' parts end to end, which is the order of the table.
-PipelineOutcome assemble(const PipelineRun& what, const std::vector<PipelineOutcome>& of_ranks) {
+  void add(int rank, const std::vector<Weight>& table, const std::vector<at::Tensor>& held) {
+    for (size_t i = 0; i < held.size(); ++i) {
+      const Weight& weight = table[i];
+      at::Tensor& whole = tensors_[weight.name];
+      if (!whole.defined()) whole = at::full(weight.shape, kMissing, held[i].options());
+      at::Tensor part = part_of(weight.box, whole);
+      if (seen_.emplace(weight.name, weight.box).second) {
+        part.copy_(held[i]);
+      } else {
+        EXPECT_TRUE(at::equal(part, held[i])) << what_ << " " << weight.name << " of rank " << rank;
+      }
+    }
+  }
+  /// In the order of the whole model's table.
+  std::vector<at::Tensor> all(const LlamaConfig& model) const {
+    std::vector<at::Tensor> all;
+    if (tensors_.empty()) return all;
+    for (const Weight& weight : weight_table(model)) {
+      all.push_back(tensors_.at(weight.name));
+      EXPECT_FALSE((all.back() == kMissing).any().item<bool>()) << "a part of " << weight.name;
+    }
+    return all;
+  }
+
+ private:
+  static constexpr double kMissing = 1e30;
+  const char* what_;
+  std::map<std::string, at::Tensor> tensors_;
+  std::set<std::pair<std::string, std::vector<Range>>> seen_;
+};
+
+PipelineOutcome assemble(const PipelineRun& what, const std::vector<Program>& programs,
+                         const std::vector<PipelineOutcome>& of_ranks) {
   PipelineOutcome all{.step = {.loss = of_ranks[0].step.loss}, .norm = of_ranks[0].norm};
+  WholeTensors gradients("gradient"), weights("weight");
   for (int rank = 0; rank < what.ranks(); ++rank) {
     const PipelineOutcome& part = of_ranks[rank];
     all.step.bytes_sent += part.step.bytes_sent;
@@ -245,20 +281,12 @@ PipelineOutcome assemble(const PipelineRun& what, const std::vector<PipelineOutc
     if (rank >= what.workers()) continue;
     EXPECT_EQ(part.step.loss, all.step.loss) << "rank " << rank;
     EXPECT_EQ(part.norm, all.norm) << "rank " << rank;
-    const PipelineOutcome& first = of_ranks[rank - rank % what.replicas];
-    for (size_t i = 0; i < part.weights.size(); ++i)
-      EXPECT_TRUE(at::equal(part.weights[i], first.weights[i])) << "rank " << rank;
-    if (rank % what.replicas > 0) continue;
-    const bool has_copy = what.ties() && rank / what.replicas + 1 == what.stages();
-    const auto append = [](std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
-      to.insert(to.end(), from.begin(), from.end());
-    };
-    append(all.step.gradients, part.step.gradients);
-    append(all.weights, part.weights);
-    if (!has_copy) continue;
-    take_copy(all.step.gradients, of_ranks[0].step.gradients);
-    take_copy(all.weights, of_ranks[0].weights);
+    const std::vector<Weight> table = weight_table(what.model, programs[rank].stage);
+    gradients.add(rank, table, part.step.gradients);
+    weights.add(rank, table, part.weights);
   }
+  all.step.gradients = gradients.all(what.model);
+  all.weights = weights.all(what.model);
   return all;
 }
 
@@ -283,7 +311,7 @@ PipelineOutcome run(const PipelineRun& run) {
     const int rank = comm.rank();
     outcomes[rank] = (rank < what.workers() ? work : serve)(what, comm, inputs[rank]);
   });
-  return assemble(what, outcomes);
+  return assemble(what, programs, outcomes);
 }
 
 }  // namespace distca::parity

@@ -21,7 +21,8 @@ struct PipelineRun {
   LlamaConfig model;
   std::vector<int64_t> layers = {2};               // [stage] how many; together the model's
   std::vector<std::vector<int64_t>> nano_batches;  // tokens of each document
-  int replicas = 1, dedicated = 0;
+  int replicas = 1, dedicated = 0;                 // servers
+  int tensor = 1;                                  // ranks of each server
   testing::Order order = testing::Order::kAligned;
   PlanOptions plan = {};  // options of the homes' layouts and of the pools of all ticks
   StepOptions options = {};
@@ -32,9 +33,8 @@ struct PipelineRun {
   std::filesystem::path trace;
 
   int stages() const { return static_cast<int>(layers.size()); }
-  bool ties() const { return model.tie_word_embeddings && stages() > 1; }
-  int workers() const { return stages() * replicas; }
-  int ranks() const { return workers() + dedicated; }
+  int workers() const { return stages() * replicas * tensor; }
+  int ranks() const { return workers() + dedicated * tensor; }
   Grid grid() const { return {.stages = stages(), .replicas = replicas, .dedicated = dedicated}; }
 };
 

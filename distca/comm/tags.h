@@ -25,6 +25,8 @@ inline constexpr uint32_t kClockTag = kExchangeTags + 5;
 inline constexpr uint32_t kBandwidthTag = kExchangeTags + 6;
 /// Rows that are dealt over ranks (torch_ops/rows.cc).
 inline constexpr uint32_t kRowsTag = kExchangeTags + 7;
+/// The loss of ranks that divide the vocabulary (train/tensor_messages.h).
+inline constexpr uint32_t kTensorLossTag = kExchangeTags + 8;
 
 /// From here on: exchanges of collectives as traces number them, each apart (comm/traced.h). No
 /// message has such a tag.

@@ -62,13 +62,6 @@ std::vector<int> RunGrid::replicas_of(int rank) const {
   return ranks;
 }
 
-std::vector<int> RunGrid::servers_of(int rank) const {
-  std::vector<int> ranks;
-  for (int server = 0; server < grid.num_workers(); ++server)
-    ranks.push_back(rank_of(server, tensor_index(rank)));
-  return ranks;
-}
-
 std::string RunGrid::name_of(int rank) const {
   if (!divides_model()) return fmt::format("rank {}", rank);
   const int server = server_of(rank);

@@ -36,8 +36,6 @@ struct RunGrid {
   Stage stage_of(int rank) const;
   /// The ranks that hold the same weights as this one, which is one of them.
   std::vector<int> replicas_of(int rank) const;
-  /// The ranks with this rank's index, one of each server that holds weights.
-  std::vector<int> servers_of(int rank) const;
   /// The first of the ranks that hold the same weights as this one.
   int first_replica(int rank) const {
     return rank_of(grid.rank(grid.stage(server_of(rank)), 0), tensor_index(rank));

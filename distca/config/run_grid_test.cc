@@ -37,7 +37,6 @@ TEST(run_grid, the_ranks_of_a_server_are_neighbours) {
             (Stage{.index = 1, .count = 2, .layers = {3, 7}, .tensor = {.size = 3, .index = 1}}));
   EXPECT_THAT(run.replicas_of(10), ElementsAre(7, 10));
   EXPECT_EQ(run.first_replica(10), 7);
-  EXPECT_THAT(run.servers_of(10), ElementsAre(1, 4, 7, 10));
   EXPECT_EQ(run.named("rank 10, rank 14"),
             "rank 10 (stage 1, replica 1, tensor 1), rank 14 (dedicated server, tensor 2)");
   EXPECT_EQ(run.describe(), "12 workers = 2 stages (layers 0-2, 3-6) x 2 replicas x 3 tensor");

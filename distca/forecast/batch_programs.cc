@@ -78,7 +78,8 @@ int64_t bytes_between_nodes(const Program& program, int rank, int64_t ranks_per_
   for (const Op& op : program.ops) {
     if (op.stream != Stream::kComm || op.bucket >= 0) continue;
     for (const PeerMessage& message : program.sends(op).messages) {
-      if (message.peer / ranks_per_node != rank / ranks_per_node) bytes += message.bytes;
+      const int peer = program.rank_of(op, message.peer);
+      if (peer / ranks_per_node != rank / ranks_per_node) bytes += message.bytes;
     }
   }
   return bytes;
@@ -87,8 +88,8 @@ int64_t bytes_between_nodes(const Program& program, int rank, int64_t ranks_per_
 std::shared_ptr<const GradientExchange> rank_gradients(const Config& config, const RunGrid& run,
                                                        int rank, int64_t most_buckets) {
   if (rank >= run.num_workers()) return nullptr;
-  return gradient_exchange(config.model, step_options(config), run.stage_of(rank),
-                           run.server_of(rank), run.grid.replicas, most_buckets);
+  return gradient_exchange(config.model, step_options(config), run.stage_of(rank), rank,
+                           run.grid.replicas, most_buckets);
 }
 
 }  // namespace distca

@@ -31,12 +31,19 @@ StepOptions step_options(const Config& config) {
 
 namespace {
 
-OpKind op_of(WeightPhase phase) {
+/// The operation whose backward adds to the gradient by a weight.
+OpKind op_of(WeightPhase phase, bool is_divided) {
   switch (phase) {
     case WeightPhase::kEmbed:
       return OpKind::kEmbed;
+    case WeightPhase::kAttentionNorm:
+      return is_divided ? OpKind::kAttentionNorm : OpKind::kPreAttention;
     case WeightPhase::kPreAttention:
       return OpKind::kPreAttention;
+    case WeightPhase::kOutProjection:
+      return is_divided ? OpKind::kOutProjection : OpKind::kPostAttention;
+    case WeightPhase::kMlpNorm:
+      return is_divided ? OpKind::kMlpNorm : OpKind::kPostAttention;
     case WeightPhase::kPostAttention:
       return OpKind::kPostAttention;
     case WeightPhase::kLoss:
@@ -51,21 +58,42 @@ double bucket_mb(const StepOptions& options, int num_workers) {
   return options.bucket_mb > 0 ? options.bucket_mb : std::max(kLeast, kOfAWorker * num_workers);
 }
 
-/// The replicas of the first and of the last stage.
-std::vector<int> ranks_that_tie(const Stage& stage, int replicas) {
+/// The ranks of the step that hold a part of some stages' weights: in each replica, those with
+/// these indices in tensor parallelism.
+std::vector<int> holders_of(const Stage& stage, int replicas, const std::vector<int>& stages,
+                            const Range& indices) {
   std::vector<int> ranks;
-  for (const int holder : {0, stage.count - 1}) {
-    for (int replica = 0; replica < replicas; ++replica)
-      ranks.push_back(holder * replicas + replica);
+  for (const int index : stages) {
+    for (int replica = 0; replica < replicas; ++replica) {
+      for (int64_t tensor = indices.begin; tensor < indices.end; ++tensor)
+        ranks.push_back((index * replicas + replica) * stage.tensor.size +
+                        static_cast<int>(tensor));
+    }
   }
   return ranks;
 }
 
+/// Adds elements that more ranks hold than the others do: to those before, if they are the same
+/// ranks'. Those that are tied come first on both stages.
+void add_shared(std::vector<SharedGradients>& all, const PhaseGradients& phase,
+                std::vector<int> ranks) {
+  const auto same = std::ranges::find(all, ranks, &SharedGradients::ranks);
+  if (same == all.end()) {
+    all.insert(phase.is_tied ? all.begin() : all.end(), {phase.elements, std::move(ranks)});
+    return;
+  }
+  DISTCA_CHECK(same->elements.end <= phase.elements.begin, "elements {} to {} lie before others",
+               phase.elements.begin, phase.elements.end);
+  same->elements.end = phase.elements.end;
+}
+
 GradientExchangeRequest gradient_request(const LlamaConfig& model, const StepOptions& options,
                                          const Stage& stage, int rank, int replicas) {
-  const int first_rank = stage.index * replicas;
-  DISTCA_CHECK(rank >= first_rank && rank < first_rank + replicas,
-               "rank {} does not hold the weights of stage {}", rank, stage.index);
+  const int index = stage.tensor.index;
+  std::vector<int> holders = holders_of(stage, replicas, {stage.index}, {index, index + 1});
+  DISTCA_CHECK(std::ranges::find(holders, rank) != holders.end(),
+               "rank {} does not hold the weights of stage {}, tensor index {}", rank, stage.index,
+               index);
   const std::vector<Weight> weights = weight_table(model, stage);
   const FlatLayout layout = flat_layout(weights);
   const int64_t element = model.dtype == ScalarType::kFloat64 ? 8 : 4;
@@ -74,25 +102,31 @@ GradientExchangeRequest gradient_request(const LlamaConfig& model, const StepOpt
       .block = kFlatBlock,
       .element_bytes = element,
       .bucket_elements = static_cast<int64_t>(bucket_mb(options, replicas) * 0x1p20) / element,
-      .rank = rank - first_rank,
-      .num_ranks = replicas,
-      .first_rank = first_rank,
+      .rank = rank,
+      .ranks = std::move(holders),
       .distributed_optimizer = options.distributed_optimizer,
       .overlaps = options.overlap_grad_reduce};
   for (size_t i = 0; i < weights.size(); ++i) {
-    PhaseGradients phase{.phase = op_of(weights[i].phase),
+    PhaseGradients phase{.phase = op_of(weights[i].phase, stage.tensor.size > 1),
                          .layer = std::max(weights[i].layer, -1),
-                         .elements = {layout.begins[i], layout.begins[i] + weights[i].numel()}};
+                         .elements = {layout.begins[i], layout.begins[i] + weights[i].numel()},
+                         .is_tied = weights[i].is_tied,
+                         .holders = static_cast<int>(weights[i].holders.size())};
     request.phases.push_back(phase);
-    if (weights[i].is_tied) {
-      request.tied = {layout.begins[i],
-                      layout.begins[i] + round_up(weights[i].numel(), kFlatBlock)};
-      request.tied_ranks = ranks_that_tie(stage, replicas);
-    } else if (model.tie_word_embeddings && weights[i].phase == WeightPhase::kEmbed) {
+    if (phase.is_tied || phase.holders > 1) {
+      const std::vector<int> stages =
+          phase.is_tied ? std::vector{0, stage.count - 1} : std::vector{stage.index};
+      add_shared(request.shared, phase, holders_of(stage, replicas, stages, weights[i].holders));
+    }
+    if (!weights[i].is_tied && model.tie_word_embeddings &&
+        weights[i].phase == WeightPhase::kEmbed) {
       phase.phase = OpKind::kLoss;
       request.phases.push_back(phase);
     }
   }
+  // The layout leaves the rest of a last block empty.
+  for (SharedGradients& shared : request.shared)
+    shared.elements.end = round_up(shared.elements.end, kFlatBlock);
   return request;
 }
 
@@ -146,12 +180,14 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, bool 
 }
 
 Program step_program(const LlamaConfig& model, const StepOptions& options, StagePart part,
-                     ProgramRequest::Kind kind, std::shared_ptr<const GradientExchange> gradients) {
-  ModelShape shape = model.shape();
+                     ProgramRequest::Kind kind, std::shared_ptr<const GradientExchange> gradients,
+                     int server) {
+  ModelShape shape = model.divided(part.stage.tensor.size).shape();
   shape.num_layers = part.stage.layers.size();
   return build_program({.overlap = options.overlap,
                         .kind = kind,
                         .holds_weights = !part.stage.layers.empty(),
+                        .server = server,
                         .model = shape,
                         .gradients = std::move(gradients),
                         .stage = std::move(part)});

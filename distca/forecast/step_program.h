@@ -36,6 +36,7 @@ struct StepOptions {
   bool distributed_optimizer = false;         // parallel.use_distributed_optimizer
   bool overlap_grad_reduce = true;            // parallel.overlap_grad_reduce
   double bucket_mb = 0;                       // parallel.bucket_mb
+  int tensor = 1;                             // ranks that divide the layers of a server
 
   /// Rows whose logits exist at the same time: loss_chunk_tokens or, if that is 0, as many as have
   /// loss_chunk_logits, but at least 512, since products of few rows with the head would wait for
@@ -56,9 +57,11 @@ std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& mod
                                                           const StepOptions& options, int worker,
                                                           int num_workers,
                                                           int64_t most_buckets = kMostBuckets);
-/// The exchange of a rank of a pipeline, whose messages go to the other replicas of its stage,
-/// where rank = stage * replicas + replica. Gradients and weights are those of the stage. Those of
-/// a tied embedding go to the replicas of the other stage that holds it, too.
+/// The exchange of a rank of a pipeline or of tensor parallelism, whose messages go to the ranks of
+/// its stage that hold the same part of each matrix, where rank = (stage * replicas + replica) *
+/// stage.tensor.size + stage.tensor.index. Gradients and weights are those of the stage. Those of a
+/// tied embedding go to the replicas of the other stage that holds it, too, and those of weights
+/// that ranks of a server share to all who do.
 std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
                                                           const StepOptions& options,
                                                           const Stage& stage, int rank,
@@ -82,10 +85,10 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, bool 
                      std::shared_ptr<const GradientExchange> gradients = nullptr);
 
 /// The program of one rank of a pipeline; its p2p messages are part of `part`
-/// (p2p_bytes).
+/// (p2p_bytes). `server` is the rank's own.
 Program step_program(const LlamaConfig& model, const StepOptions& options, StagePart part,
                      ProgramRequest::Kind kind,
-                     std::shared_ptr<const GradientExchange> gradients = nullptr);
+                     std::shared_ptr<const GradientExchange> gradients = nullptr, int server = 0);
 
 /// The bytes of so many tokens' rows that a stage sends to another, for p2p_messages
 /// (program/pipeline_order.h).

@@ -10,115 +10,12 @@
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
 #include "distca/base/normal.h"
-#include "distca/comm/aten_types.h"
 #include "distca/comm/host_read.h"
+#include "distca/model/llama_state.h"
 #include "distca/model/operators.h"
 #include "distca/model/rope_scaling.h"
-#include "distca/program/program.h"
 
 namespace distca {
-namespace {
-
-/// A matrix: what phases read, in the compute type, and the parameter, which has the gradient.
-struct Matrix {
-  at::Tensor used, parameter;
-};
-
-/// Weights of one layer; shapes as in Hugging Face: [out, in]. Norms and biases are parameters.
-struct LayerWeights {
-  at::Tensor input_norm;           // [C]
-  Matrix q, k, v;                  // [H * D, C], [G * D, C], [G * D, C]
-  std::vector<at::Tensor> biases;  // [H * D], [G * D], [G * D] of q, k, v; Qwen2 alone
-  at::Tensor q_norm, k_norm;       // [D]; Qwen3 alone
-  Matrix o;                        // [C, H * D]
-  at::Tensor post_norm;            // [C]
-  Matrix gate, up, down;           // [I, C], [I, C], [C, I]
-};
-
-/// x [T, heads, D] -> [T, heads * D].
-at::Tensor flat(const at::Tensor& x) { return x.reshape({x.size(0), x.size(1) * x.size(2)}); }
-
-}  // namespace
-
-struct Llama::Rope {
-  at::Tensor cosines;  // [T, 1, D], as rotate() wants them
-  at::Tensor sines;
-};
-
-struct Llama::Occurrences {
-  at::Tensor tokens;  // int64, ascending
-  at::Tensor places;  // [T] int64, in `tokens`
-};
-
-struct Llama::PreAttention {
-  Normed norm;      // norm of x
-  at::Tensor q, k;  // [T, H, D], [T, G, D] that norms of heads read; Qwen3 alone
-  at::Tensor q_factors, k_factors;
-};
-
-struct Llama::PostAttention {
-  at::Tensor after_attention;  // [T, C] x and the projection of o
-  Normed norm;                 // norm of after_attention
-  at::Tensor gate, up;         // [T, I]
-  at::Tensor product;          // [T, I] which `down` reads, where it is kept
-};
-
-struct Llama::LeftGradients {
-  struct Product {
-    at::Tensor parameter, d_y, rows;
-  };
-  std::vector<Product> products;
-};
-
-struct Llama::State {
-  LlamaConfig config;
-  Stage stage;
-  at::ScalarType compute;     // type in which phases compute
-  at::ScalarType main_param;  // type of the main params
-  at::Device device;
-  std::vector<LayerWeights> layers;  // layers of the stage
-  at::Tensor embedding;              // [V, C]: the parameter; only on the first stage
-  at::Tensor final_norm;             // [C]; this and the head only on the last stage
-  Matrix head;                       // [V, C]
-  std::vector<Weight> weights;
-  std::vector<at::Tensor> parameters;
-  std::vector<Matrix> copies;  // whatever has another type than its parameter
-  at::Tensor storage;          // memory of all parameters
-  at::Tensor frequencies;      // [D / 2] fp64, of RoPE: radians a position
-  double rope_factor = 1;      // factor of its cosines and sines
-
-  State(const LlamaConfig& config_in, const Stage& stage_in, int cuda_device)
-      : config(config_in),
-        stage(stage_in),
-        compute(aten_type(config.dtype)),
-        main_param(compute == at::kDouble ? at::kDouble : at::kFloat),
-        device(aten_device(cuda_device)) {}
-
-  const LayerWeights& layer(int index) const {
-    DISTCA_CHECK(stage.layers.contains({index, index + 1}), "layer {} is not of stage {}", index,
-                 stage.index);
-    return layers[index - stage.layers.begin];
-  }
-  Matrix matrix(const at::Tensor& parameter) {
-    if (compute == parameter.scalar_type()) return {.used = parameter, .parameter = parameter};
-    return copies.emplace_back(parameter.to(compute), parameter);
-  }
-  /// Adds to the gradient of a parameter.
-  void add(const at::Tensor& parameter, const at::Tensor& gradient) const {
-    at::Tensor& sum = parameter.mutable_grad();
-    if (!sum.defined()) sum = at::zeros_like(parameter, main_param);
-    sum.add_(gradient);
-  }
-  PostAttention post_attention(int layer, const at::Tensor& x, const at::Tensor& o,
-                               Keep keep) const;
-  void add_product(const Matrix& matrix, const at::Tensor& d_y, const at::Tensor& rows,
-                   std::shared_ptr<LeftGradients>* left = nullptr) const {
-    if (left == nullptr) return add(matrix.parameter, matrix_gradient(d_y, rows));
-    if (*left == nullptr) *left = std::make_shared<LeftGradients>();
-    (*left)->products.push_back({.parameter = matrix.parameter, .d_y = d_y, .rows = rows});
-  }
-};
-
 at::Tensor initial_weight(const Weight& weight, uint64_t seed) {
   const at::Tensor value = at::empty(weight.shape, at::kFloat);
   const std::span all(value.data_ptr<float>(), static_cast<size_t>(value.numel()));
@@ -261,6 +158,27 @@ void Llama::embed_backward(const Occurrences& ids, const at::Tensor& d_x) const 
   sum.index_add_(0, ids.tokens, rows);
 }
 
+void Llama::State::place(const LayerWeights& w, const std::vector<at::Tensor>& rows,
+                         const Rope& rope, at::Tensor* q, at::Tensor* k, at::Tensor* v,
+                         PreAttention* left) const {
+  const auto heads = [&](size_t i) {
+    return rows[i].view({rows[i].size(0), rows[i].size(1) / config.head_dim, config.head_dim});
+  };
+  *v = heads(2);
+  if (config.has_qk_norm()) {
+    const auto placed = [&](const at::Tensor& norm, const at::Tensor& of, at::Tensor* factors) {
+      return norm_rotate(of, norm, config.rms_norm_eps, rope.cosines, rope.sines, factors);
+    };
+    left->q = heads(0);
+    left->k = heads(1);
+    *q = placed(w.q_norm, left->q, &left->q_factors);
+    *k = placed(w.k_norm, left->k, &left->k_factors);
+  } else {
+    *q = rotate(heads(0), rope.cosines, rope.sines);
+    *k = rotate(heads(1), rope.cosines, rope.sines);
+  }
+}
+
 void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q,
                           at::Tensor* k, at::Tensor* v, Keep keep,
                           std::shared_ptr<PreAttention>* kept) const {
@@ -270,23 +188,38 @@ void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::
   const std::vector<at::Tensor> rows =
       norm_linear(x, w.input_norm, s.config.rms_norm_eps, {w.q.used, w.k.used, w.v.used}, w.biases,
                   keep, kept != nullptr ? &left.norm : nullptr);
-  const auto heads = [&](size_t i) {
-    return rows[i].view({x.size(0), rows[i].size(1) / s.config.head_dim, s.config.head_dim});
-  };
-  *v = heads(2);
-  if (s.config.has_qk_norm()) {
-    const auto placed = [&](const at::Tensor& norm, const at::Tensor& of, at::Tensor* factors) {
-      return norm_rotate(of, norm, s.config.rms_norm_eps, rope.cosines, rope.sines, factors);
-    };
-    left.q = heads(0);
-    left.k = heads(1);
-    *q = placed(w.q_norm, left.q, &left.q_factors);
-    *k = placed(w.k_norm, left.k, &left.k_factors);
-  } else {
-    *q = rotate(heads(0), rope.cosines, rope.sines);
-    *k = rotate(heads(1), rope.cosines, rope.sines);
-  }
+  s.place(w, rows, rope, q, k, v, &left);
   if (kept != nullptr) *kept = std::make_shared<PreAttention>(std::move(left));
+}
+
+std::vector<at::Tensor> Llama::State::unplace(const LayerWeights& w, const PreAttention& kept,
+                                              const Rope& rope, const at::Tensor& d_q,
+                                              const at::Tensor& d_k, const at::Tensor& d_v,
+                                              bool is_left) const {
+  const auto unplaced = [&](const at::Tensor& d_y, const at::Tensor& norm, const at::Tensor& of,
+                            const at::Tensor& factors) {
+    if (!norm.defined()) return rotate_backward(d_y, rope.cosines, rope.sines);
+    const auto [d_x, d_norm] =
+        norm_rotate_backward(d_y, of, norm, factors, rope.cosines, rope.sines);
+    add(norm, d_norm);
+    return d_x;
+  };
+  std::vector<at::Tensor> d_rows = {flat(unplaced(d_q, w.q_norm, kept.q, kept.q_factors)),
+                                    flat(unplaced(d_k, w.k_norm, kept.k, kept.k_factors)),
+                                    flat(d_v)};
+  // On a device, the gradients by Q, K and V are pieces of one tensor, all of which would be kept.
+  if (is_left && !d_v.device().is_cpu()) d_rows[2] = d_rows[2].clone();
+  return d_rows;
+}
+
+void Llama::State::add_projections(const LayerWeights& w, const std::vector<at::Tensor>& d_rows,
+                                   const at::Tensor& h,
+                                   std::shared_ptr<LeftGradients>* left) const {
+  const Matrix* const matrices[] = {&w.q, &w.k, &w.v};
+  for (size_t i = 0; i < d_rows.size(); ++i) {
+    add_product(*matrices[i], d_rows[i], h, left);
+    if (!w.biases.empty()) add(w.biases[i], bias_gradient(d_rows[i], main_param));
+  }
 }
 
 at::Tensor Llama::pre_attention_backward(int layer, const at::Tensor& x, const Rope& rope,
@@ -295,34 +228,16 @@ at::Tensor Llama::pre_attention_backward(int layer, const at::Tensor& x, const R
                                          std::shared_ptr<LeftGradients>* left) const {
   const State& s = *state_;
   const LayerWeights& w = s.layer(layer);
-  const auto unplaced = [&](const at::Tensor& d_y, const at::Tensor& norm, const at::Tensor& of,
-                            const at::Tensor& factors) {
-    if (!norm.defined()) return rotate_backward(d_y, rope.cosines, rope.sines);
-    const auto [d_x, d_norm] =
-        norm_rotate_backward(d_y, of, norm, factors, rope.cosines, rope.sines);
-    s.add(norm, d_norm);
-    return d_x;
-  };
-  std::vector<at::Tensor> d_rows = {flat(unplaced(d_q, w.q_norm, kept.q, kept.q_factors)),
-                                    flat(unplaced(d_k, w.k_norm, kept.k, kept.k_factors)),
-                                    flat(d_v)};
-  // On a device, the gradients by Q, K and V are pieces of one tensor, all of which would be kept.
-  if (left != nullptr && !d_v.device().is_cpu()) d_rows[2] = d_rows[2].clone();
-  {
-    const at::Tensor h = kept.norm.again(x, w.input_norm, s.config.rms_norm_eps, s.compute);
-    const Matrix* const matrices[] = {&w.q, &w.k, &w.v};
-    for (size_t i = 0; i < d_rows.size(); ++i) {
-      s.add_product(*matrices[i], d_rows[i], h, left);
-      if (!w.biases.empty()) s.add(w.biases[i], bias_gradient(d_rows[i], s.main_param));
-    }
-  }
+  const std::vector<at::Tensor> d_rows =
+      s.unplace(w, kept, rope, d_q, d_k, d_v, /*is_left=*/left != nullptr);
+  s.add_projections(w, d_rows, kept.norm.again(x, w.input_norm, s.config.rms_norm_eps, s.compute),
+                    left);
   const auto [d_x, d_norm] =
       norm_linear_backward(kept.norm, x, w.input_norm, {w.q.used, w.k.used, w.v.used}, d_rows);
   s.add(w.input_norm, d_norm);
   return d_x;
 }
 
-/// All of the phase but its last product.
 Llama::PostAttention Llama::State::post_attention(int layer, const at::Tensor& x,
                                                   const at::Tensor& o, Keep keep) const {
   const LayerWeights& w = this->layer(layer);
@@ -353,20 +268,27 @@ at::Tensor Llama::post_attention(int layer, const at::Tensor& x, const at::Tenso
   return y;
 }
 
-std::pair<at::Tensor, at::Tensor> Llama::post_attention_backward(
-    int layer, const at::Tensor& o, PostAttention& kept, at::Tensor d_y,
+std::pair<at::Tensor, at::Tensor> Llama::State::inner_backward(
+    const LayerWeights& w, PostAttention& kept, const at::Tensor& d_y,
     std::shared_ptr<LeftGradients>* left) const {
-  const State& s = *state_;
-  const LayerWeights& w = s.layer(layer);
   at::Tensor d_gate = kept.product.defined() ? std::exchange(kept.product, at::Tensor())
                                              : swiglu(kept.gate, kept.up);
-  s.add_product(w.down, d_y, d_gate, left);
+  add_product(w.down, d_y, d_gate, left);
   // It is still the product, whose values are needed no more unless they are left for later.
   if (left != nullptr) d_gate = at::empty_like(d_gate);
   at::Tensor d_up = d_y.mm(w.down.used);
   swiglu_backward(kept.gate, kept.up, d_gate, d_up);
   kept.gate.reset();
   kept.up.reset();
+  return {std::move(d_gate), std::move(d_up)};
+}
+
+std::pair<at::Tensor, at::Tensor> Llama::post_attention_backward(
+    int layer, const at::Tensor& o, PostAttention& kept, at::Tensor d_y,
+    std::shared_ptr<LeftGradients>* left) const {
+  const State& s = *state_;
+  const LayerWeights& w = s.layer(layer);
+  auto [d_gate, d_up] = s.inner_backward(w, kept, d_y, left);
   {
     const at::Tensor h =
         kept.norm.again(kept.after_attention, w.post_norm, s.config.rms_norm_eps, s.compute);
@@ -409,7 +331,6 @@ at::Tensor Llama::chunk_losses(const at::Tensor& x, const at::Tensor& targets, i
   if (losses != nullptr) *losses = at::empty({x.size(0)}, x.options().dtype(s.main_param));
   const int64_t chunks = ceil_div(x.size(0), chunk_tokens);
   const at::Tensor sums = at::empty({chunks}, x.options().dtype(s.main_param));
-  constexpr int64_t kNoTarget = -100;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t begin = chunk * chunk_tokens, count = std::min(chunk_tokens, x.size(0) - begin);
     const at::Tensor rows = x.narrow(0, begin, count), aims = targets.narrow(0, begin, count);

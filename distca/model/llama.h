@@ -15,8 +15,9 @@
 // Parameters are fp32 main params (fp64 for an fp64 model); phases compute in `dtype`. Where that
 // is another type, a copy of the matrices in it serves all nano-batches (refresh_copies). Where
 // somebody else keeps the main params (MainParams::kElsewhere, for ZeRO-1), parameters are in the
-// types in which phases use them, and there is no copy. Backward is written out: no phase records a
-// graph, whatever the grad mode. Gradients are added to the parameters' .grad, which is in the main
+// types in which phases use them, and there is no copy. Where ranks divide the matrices, their
+// phases are others (model/tensor_phases.h). Backward is written out: no phase records a graph,
+// whatever the grad mode. Gradients are added to the parameters' .grad, which is in the main
 // params' type in any case. Thread rule: one thread a model.
 
 #include <cstdint>
@@ -131,6 +132,7 @@ class Llama {
   const at::Tensor& storage() const;
 
  private:
+  friend class TensorPhases;  // model/tensor_phases.h
   struct State;
   static void set_frequencies(State& state);
   std::unique_ptr<State> state_;

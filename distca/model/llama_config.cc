@@ -100,6 +100,14 @@ std::vector<int64_t> LlamaConfig::num_layers_of_windows() const {
   return layers;
 }
 
+LlamaConfig LlamaConfig::divided(int ranks) const {
+  LlamaConfig part = *this;
+  part.num_attention_heads /= ranks;
+  part.num_key_value_heads = std::max<int64_t>(1, num_key_value_heads / ranks);
+  part.intermediate_size /= ranks;
+  return part;
+}
+
 ModelShape LlamaConfig::shape(size_t window) const {
   return {.num_layers = num_hidden_layers,
           .hidden_size = hidden_size,

@@ -69,6 +69,9 @@ struct LlamaConfig {
   /// [window] How many layers have it.
   std::vector<int64_t> num_layers_of_windows() const;
   bool windows_differ() const { return windows().size() > 1; }
+  /// The model as one of so many ranks has it that divide its matrices: its heads and inner
+  /// features. Where there are fewer key/value heads than ranks, it has one of them.
+  LlamaConfig divided(int ranks) const;
   /// The sizes that the planner and programs need, with the window of this place in windows().
   ModelShape shape(size_t window = 0) const;
   /// The shape of one layer's core attention.

@@ -169,29 +169,56 @@ at::Tensor Normed::again(const at::Tensor& x, const at::Tensor& weight, double e
   return rows.defined() ? rows : normed_again(x, weight, factors, eps, type);
 }
 
+at::Tensor norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps, at::ScalarType type,
+                     at::Tensor* factors) {
+  auto [h, of_rows] = normed(x, weight, eps, type);
+  if (factors != nullptr) *factors = of_rows;
+  return h;
+}
+
+std::pair<at::Tensor, at::Tensor> norm_rows_backward(const at::Tensor& d_y, const at::Tensor& x,
+                                                     const at::Tensor& weight,
+                                                     const at::Tensor& factors) {
+  return norm_backward(d_y, x, weight, factors);
+}
+
+std::vector<at::Tensor> products(const at::Tensor& rows, const std::vector<at::Tensor>& matrices,
+                                 const std::vector<at::Tensor>& biases) {
+  DISTCA_CHECK(biases.empty() || biases.size() == matrices.size(), "{} biases", biases.size());
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    results.push_back(at::linear(rows, matrices[i]));
+    if (!biases.empty()) results.back().add_(biases[i]);
+  }
+  return results;
+}
+
+void sum_of_products(const std::vector<at::Tensor>& rows, const std::vector<at::Tensor>& matrices,
+                     at::Tensor& sum) {
+  // ATen would give the sum other memory, and whoever reads its own would read what was there.
+  DISTCA_CHECK(sum.sizes() == at::IntArrayRef({rows[0].size(0), matrices[0].size(1)}),
+               "a product of other sizes");
+  at::mm_out(sum, rows[0], matrices[0]);
+  for (size_t i = 1; i < matrices.size(); ++i) sum.addmm_(rows[i], matrices[i]);
+}
+
 std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weight, double eps,
                                     const std::vector<at::Tensor>& matrices,
                                     const std::vector<at::Tensor>& biases, Keep keep,
                                     Normed* kept) {
   DISTCA_CHECK(!matrices.empty(), "no matrices");
-  DISTCA_CHECK(biases.empty() || biases.size() == matrices.size(), "{} biases", biases.size());
   const auto [h, factors] = normed(x, weight, eps, matrices[0].scalar_type());
   if (kept != nullptr)
     *kept = {.factors = factors, .rows = keep == Keep::kProducts ? h : at::Tensor()};
-  std::vector<at::Tensor> results;
-  for (size_t i = 0; i < matrices.size(); ++i) {
-    results.push_back(at::linear(h, matrices[i]));
-    if (!biases.empty()) results.back().add_(biases[i]);
-  }
-  return results;
+  return products(h, matrices, biases);
 }
 
 std::pair<at::Tensor, at::Tensor> norm_linear_backward(const Normed& kept, const at::Tensor& x,
                                                        const at::Tensor& weight,
                                                        const std::vector<at::Tensor>& matrices,
                                                        const std::vector<at::Tensor>& d_results) {
-  at::Tensor d_h = d_results[0].mm(matrices[0]);
-  for (size_t i = 1; i < matrices.size(); ++i) d_h.addmm_(d_results[i], matrices[i]);
+  at::Tensor d_h = at::empty({d_results[0].size(0), matrices[0].size(1)}, d_results[0].options());
+  sum_of_products(d_results, matrices, d_h);
   return norm_backward(d_h, x, weight, kept.factors);
 }
 

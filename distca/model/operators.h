@@ -51,6 +51,25 @@ std::pair<at::Tensor, at::Tensor> norm_linear_backward(const Normed& kept, const
                                                        const std::vector<at::Tensor>& matrices,
                                                        const std::vector<at::Tensor>& d_results);
 
+// The two halves of norm_linear(), for rows that others gather in between.
+
+/// x [T, C] -> rms_norm(x) * weight in `type`. `factors` becomes [T, 1], which backward needs; it
+/// may be null.
+at::Tensor norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps, at::ScalarType type,
+                     at::Tensor* factors);
+/// The gradients by x and by the weight. The former may take the place of `d_y`.
+std::pair<at::Tensor, at::Tensor> norm_rows_backward(const at::Tensor& d_y, const at::Tensor& x,
+                                                     const at::Tensor& weight,
+                                                     const at::Tensor& factors);
+/// rows [T, C] times each of the matrices [n, C], with its bias if there are any: [T, n] each.
+std::vector<at::Tensor> products(const at::Tensor& rows, const std::vector<at::Tensor>& matrices,
+                                 const std::vector<at::Tensor>& biases);
+/// Writes the sum of the products rows[i] * matrices[i], of [T, n] and [n, C], to `sum` [T, C],
+/// which may be a part of a tensor. For the gradients by results of products(), that is the
+/// gradient by what these read.
+void sum_of_products(const std::vector<at::Tensor>& rows, const std::vector<at::Tensor>& matrices,
+                     at::Tensor& sum);
+
 /// d_y^T rows [n, C]: the gradient of a matrix that was multiplied with `rows` [T, C] to give y
 /// [T, n].
 at::Tensor matrix_gradient(const at::Tensor& d_y, const at::Tensor& rows);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -109,7 +111,7 @@ std::vector<Weight> whole_table(const LlamaConfig& config) {
                    WeightPhase::kEmbed,
                    std_dev});
   for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
-    WeightPhase phase = WeightPhase::kPreAttention;
+    WeightPhase phase = WeightPhase::kAttentionNorm;
     const auto add = [&](const char* name, std::vector<int64_t> shape, SplitAxis split,
                          double initial_std, int64_t of_heads = 0) {
       table.push_back({fmt::format("model.layers.{}.{}.weight", layer, name), std::move(shape),
@@ -117,13 +119,16 @@ std::vector<Weight> whole_table(const LlamaConfig& config) {
       table.back().heads = of_heads;
     };
     add("input_layernorm", {hidden}, kNone, 0);
+    phase = WeightPhase::kPreAttention;
     add("self_attn.q_proj", {q, hidden}, kRows, std_dev, heads);
     add("self_attn.k_proj", {kv, hidden}, kRows, std_dev, kv_heads);
     add("self_attn.v_proj", {kv, hidden}, kRows, std_dev, kv_heads);
     add_of_family(config, layer, &table);
-    phase = WeightPhase::kPostAttention;
+    phase = WeightPhase::kOutProjection;
     add("self_attn.o_proj", {hidden, q}, kColumns, residual_std, heads);
+    phase = WeightPhase::kMlpNorm;
     add("post_attention_layernorm", {hidden}, kNone, 0);
+    phase = WeightPhase::kPostAttention;
     add("mlp.gate_proj", {inner, hidden}, kRows, std_dev);
     add("mlp.up_proj", {inner, hidden}, kRows, std_dev);
     add("mlp.down_proj", {hidden, inner}, kColumns, residual_std);
@@ -172,11 +177,17 @@ std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage) 
 Stage whole_model(const LlamaConfig& config) { return {.layers = {0, config.num_hidden_layers}}; }
 
 FlatLayout flat_layout(const std::vector<Weight>& weights) {
-  FlatLayout layout;
-  for (const Weight& weight : weights) {
-    const int64_t alignment = weight.is_tied ? kFlatBlock : kFlatAlignment;
-    layout.begins.push_back(round_up(layout.elements, alignment));
-    layout.elements = layout.begins.back() + round_up(weight.numel(), alignment);
+  FlatLayout layout{.begins = std::vector<int64_t>(weights.size())};
+  layout.order.resize(weights.size());
+  std::iota(layout.order.begin(), layout.order.end(), size_t{0});
+  const auto holders = [&](size_t i) { return weights[i].holders.size(); };
+  std::ranges::stable_sort(layout.order, std::greater(), holders);
+  for (size_t place = 0; place < layout.order.size(); ++place) {
+    const size_t i = layout.order[place];
+    const bool begins_group = place > 0 && holders(i) != holders(layout.order[place - 1]);
+    const int64_t alignment = weights[i].is_tied ? kFlatBlock : kFlatAlignment;
+    layout.begins[i] = round_up(layout.elements, begins_group ? kFlatBlock : alignment);
+    layout.elements = layout.begins[i] + round_up(weights[i].numel(), alignment);
   }
   layout.elements = round_up(layout.elements, kFlatBlock);
   return layout;
@@ -186,17 +197,22 @@ WeightOffsets weight_offsets(const std::vector<Weight>& weights, int64_t matrix_
                              int64_t norm_bytes) {
   WeightOffsets offsets{.layout = flat_layout(weights)};
   const FlatLayout& layout = offsets.layout;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    const int64_t end = i + 1 < weights.size() ? layout.begins[i + 1] : layout.elements;
-    offsets.begins.push_back(offsets.bytes);
-    offsets.element_bytes.push_back(weights[i].is_matrix() ? matrix_bytes : norm_bytes);
-    offsets.bytes += (end - layout.begins[i]) * offsets.element_bytes.back();
+  offsets.begins.resize(weights.size());
+  offsets.element_bytes.resize(weights.size());
+  for (size_t place = 0; place < weights.size(); ++place) {
+    const size_t i = layout.order[place];
+    const int64_t end =
+        place + 1 < weights.size() ? layout.begins[layout.order[place + 1]] : layout.elements;
+    offsets.begins[i] = offsets.bytes;
+    offsets.element_bytes[i] = weights[i].is_matrix() ? matrix_bytes : norm_bytes;
+    offsets.bytes += (end - layout.begins[i]) * offsets.element_bytes[i];
   }
   return offsets;
 }
 
 int64_t WeightOffsets::of(int64_t element) const {
-  const auto weight = std::ranges::upper_bound(layout.begins, element) - layout.begins.begin() - 1;
+  const auto begin = [this](size_t i) { return layout.begins[i]; };
+  const size_t weight = *(std::ranges::upper_bound(layout.order, element, {}, begin) - 1);
   return begins[weight] + (element - layout.begins[weight]) * element_bytes[weight];
 }
 

@@ -25,8 +25,18 @@ enum class SplitAxis : uint8_t {
   kColumns,  // in features: o and down
 };
 
-/// The phase of a model that computes with a weight (llama.h).
-enum class WeightPhase : uint8_t { kEmbed, kPreAttention, kPostAttention, kLoss };
+/// The phase that computes with a weight where ranks divide the matrices (program/program.h).
+/// Where they do not, pre-attention has the first norm, too, and post-attention the output
+/// projection and the second norm (llama.h).
+enum class WeightPhase : uint8_t {
+  kEmbed,
+  kAttentionNorm,
+  kPreAttention,
+  kOutProjection,
+  kMlpNorm,
+  kPostAttention,
+  kLoss,
+};
 
 /// The layer of a weight that belongs to none of the numbered ones.
 inline constexpr int kBeforeLayers = -1;  // the embedding
@@ -83,9 +93,12 @@ Stage whole_model(const LlamaConfig& config);
 
 /// Where weights lie that stand end to end in one buffer, in the order of the table. Gradients,
 /// main params and AdamW's moments have this layout. A tied weight begins and ends with a block,
-/// so that two stages can divide it alike whatever stands next to it.
+/// so that two stages can divide it alike whatever stands next to it. Weights that several ranks of
+/// tensor parallelism hold come first, those with as many holders together in blocks of their own,
+/// because all their holders sum their gradients.
 struct FlatLayout {
   std::vector<int64_t> begins;  // [weight] elements; multiples of kFlatAlignment
+  std::vector<size_t> order;    // the weights as they lie one after another
   int64_t elements = 0;         // with all gaps; a multiple of kFlatBlock
 };
 /// The number of elements that PyTorch's fused AdamW takes at a time: a part of a weight that

@@ -160,5 +160,36 @@ TEST(weight_table, a_tied_weight_lies_in_blocks_of_its_own) {
   EXPECT_EQ(offsets.of(last.elements), offsets.bytes);
 }
 
+TEST(weight_table, weights_that_several_ranks_hold_lie_first_in_blocks_of_their_own) {
+  const LlamaConfig config{.vocab_size = 61,
+                           .hidden_size = 64,
+                           .num_hidden_layers = 3,
+                           .num_attention_heads = 8,
+                           .num_key_value_heads = 2,
+                           .head_dim = 16,
+                           .model_type = ModelType::kQwen3};
+  Stage stage = whole_model(config);
+  stage.tensor = {.size = 4, .index = 3};
+  const std::vector<Weight> weights = weight_table(config, stage);
+  const WeightOffsets offsets = weight_offsets(weights, /*matrix_bytes=*/2, /*norm_bytes=*/4);
+  const FlatLayout& layout = offsets.layout;
+  int64_t end = 0, end_byte = 0, holders = 4;
+  for (const size_t i : layout.order) {
+    const Weight& weight = weights[i];
+    EXPECT_GE(layout.begins[i], end) << weight.name;
+    EXPECT_GE(offsets.begins[i], end_byte) << weight.name;
+    if (weight.holders.size() != holders) {
+      EXPECT_EQ(layout.begins[i] % kFlatBlock, 0) << weight.name;
+    }
+    EXPECT_LE(weight.holders.size(), holders) << "norms of all, then K and V of two neighbours";
+    EXPECT_EQ(offsets.of(layout.begins[i]), offsets.begins[i]) << weight.name;
+    holders = weight.holders.size();
+    end = layout.begins[i] + weight.numel();
+    end_byte = offsets.begins[i] + weight.numel() * offsets.element_bytes[i];
+  }
+  EXPECT_EQ(holders, 1);
+  EXPECT_EQ(offsets.of(layout.elements), offsets.bytes);
+}
+
 }  // namespace
 }  // namespace distca

@@ -13,7 +13,7 @@ namespace {
 struct Cut {
   Range elements;
   int64_t index = 0;  // among those of the same ranks
-  bool is_tied = false;
+  int group = 0;
 };
 
 /// The ranks of the step that sum a bucket, and the place of this one among them.
@@ -22,20 +22,17 @@ struct Group {
   size_t own = 0;
 };
 
-Group group_of(const GradientExchangeRequest& request, bool is_tied) {
-  Group group;
-  if (is_tied) {
-    group.ranks = request.tied_ranks;
-    const auto own = std::ranges::find(group.ranks, request.first_rank + request.rank);
-    DISTCA_CHECK(own != group.ranks.end(), "rank {} is none of those that hold what is tied",
-                 request.first_rank + request.rank);
+/// [GradientBucket::group]
+std::vector<Group> groups_of(const GradientExchangeRequest& request) {
+  std::vector<Group> groups{{.ranks = request.ranks}};
+  for (const SharedGradients& shared : request.shared) groups.push_back({.ranks = shared.ranks});
+  for (Group& group : groups) {
+    const auto own = std::ranges::find(group.ranks, request.rank);
+    DISTCA_CHECK(own != group.ranks.end(), "rank {} is none of those that hold its weights",
+                 request.rank);
     group.own = static_cast<size_t>(own - group.ranks.begin());
-  } else {
-    for (int rank = 0; rank < request.num_ranks; ++rank)
-      group.ranks.push_back(request.first_rank + rank);
-    group.own = static_cast<size_t>(request.rank);
   }
-  return group;
+  return groups;
 }
 
 /// The part of a bucket that the rank in this place adds up. The ranks take turns, so that all of
@@ -57,9 +54,8 @@ void add_at(MessageList& list, int peer, int64_t offset, int64_t bytes) {
 GradientBucket make_bucket(const GradientExchangeRequest& request, const Cut& cut,
                            const Group& group) {
   const Range& elements = cut.elements;
-  GradientBucket bucket{.elements = elements,
-                        .own = slice(cut, request.block, group, group.own),
-                        .is_tied = cut.is_tied};
+  GradientBucket bucket{
+      .elements = elements, .own = slice(cut, request.block, group, group.own), .group = cut.group};
   /// Bytes, as they are gathered.
   const auto gathered = [&](const Range& part) -> Range {
     if (request.distributed_optimizer)
@@ -105,31 +101,44 @@ int64_t bucket_size(const GradientExchangeRequest& request, int64_t part, int64_
   return std::max(least, round_down(wanted, request.block));
 }
 
-/// [bucket] What is in each.
+/// The index of what is shared and has this element, or -1.
+int shared_with(const GradientExchangeRequest& request, int64_t element) {
+  for (size_t i = 0; i < request.shared.size(); ++i) {
+    if (request.shared[i].elements.contains({element, element + 1})) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+/// [bucket] Its elements.
 std::vector<Cut> cut_into_buckets(const GradientExchangeRequest& request) {
   DISTCA_CHECK(request.elements > 0 && request.elements % request.block == 0,
                "{} elements are no blocks of {}", request.elements, request.block);
-  const Range& tied = request.tied;
-  DISTCA_CHECK(tied.begin % request.block == 0 && tied.end % request.block == 0,
-               "what is tied, elements {} to {}, is no blocks of {}", tied.begin, tied.end,
-               request.block);
-  // Both stages give what is tied as many buckets, whatever else they have.
-  const int64_t most_tied = tied.empty() ? 0 : std::max<int64_t>(1, request.most_buckets / 2);
-  const int64_t each_tied = bucket_size(request, tied.size(), most_tied);
+  // All who share something give it as many buckets, whatever else they have.
+  const int64_t most_shared =
+      std::max<int64_t>(1, request.most_buckets / static_cast<int64_t>(request.shared.size() + 1));
+  std::vector<int64_t> sizes(request.shared.size() + 1), bounds{end_of_last(request)};
+  int64_t rest = request.elements;
+  for (size_t i = 0; i < request.shared.size(); ++i) {
+    const Range& elements = request.shared[i].elements;
+    DISTCA_CHECK(elements.begin % request.block == 0 && elements.end % request.block == 0,
+                 "what is shared, elements {} to {}, is no blocks of {}", elements.begin,
+                 elements.end, request.block);
+    sizes[i + 1] = bucket_size(request, elements.size(), most_shared);
+    rest -= elements.size();
+    bounds.insert(bounds.end(), {elements.begin, elements.end});
+  }
   // One less: the last phases' elements begin a bucket of their own.
-  const int64_t each =
-      bucket_size(request, request.elements - tied.size(), request.most_buckets - most_tied - 1);
-  const int64_t end_of_last_phases = end_of_last(request);
+  const int64_t most = request.most_buckets - std::ssize(request.shared) * most_shared - 1;
+  sizes[0] = bucket_size(request, rest, most);
   std::vector<Cut> cuts;
-  int64_t num_tied = 0, num_own = 0;
+  std::vector<int64_t> numbers(sizes.size(), 0);
   for (int64_t end = request.elements; end > 0;) {
-    const bool is_tied = tied.contains({end - 1, end});
-    int64_t begin = std::max<int64_t>(0, end - (is_tied ? each_tied : each));
-    for (const int64_t bound : {end_of_last_phases, tied.begin, tied.end}) {
+    const int group = 1 + shared_with(request, end - 1);
+    int64_t begin = std::max<int64_t>(0, end - sizes[group]);
+    for (const int64_t bound : bounds) {
       if (bound < end) begin = std::max(begin, bound);
     }
-    cuts.push_back(
-        {.elements = {begin, end}, .index = is_tied ? num_tied++ : num_own++, .is_tied = is_tied});
+    cuts.push_back({.elements = {begin, end}, .index = numbers[group]++, .group = group});
     end = begin;
   }
   return cuts;
@@ -139,24 +148,20 @@ std::vector<Cut> cut_into_buckets(const GradientExchangeRequest& request) {
 
 GradientExchange make_gradient_exchange(const GradientExchangeRequest& request) {
   GradientExchange exchange{.phases = request.phases,
-                            .first_rank = request.first_rank,
                             .distributed_optimizer = request.distributed_optimizer,
                             .overlaps = request.overlaps};
-  const Group own = group_of(request, /*is_tied=*/false),
-              tied = request.tied.empty() ? Group() : group_of(request, /*is_tied=*/true);
+  const std::vector<Group> groups = groups_of(request);
+  for (const Group& group : groups) exchange.groups.push_back(group.ranks);
   for (const Cut& cut : cut_into_buckets(request))
-    exchange.buckets.push_back(make_bucket(request, cut, cut.is_tied ? tied : own));
+    exchange.buckets.push_back(make_bucket(request, cut, groups[cut.group]));
   return exchange;
 }
 
 std::vector<Range> own_slices(const GradientExchangeRequest& request) {
-  const Group own = group_of(request, /*is_tied=*/false),
-              tied = request.tied.empty() ? Group() : group_of(request, /*is_tied=*/true);
+  const std::vector<Group> groups = groups_of(request);
   std::vector<Range> slices;
-  for (const Cut& cut : cut_into_buckets(request)) {
-    const Group& group = cut.is_tied ? tied : own;
-    slices.push_back(slice(cut, request.block, group, group.own));
-  }
+  for (const Cut& cut : cut_into_buckets(request))
+    slices.push_back(slice(cut, request.block, groups[cut.group], groups[cut.group].own));
   return slices;
 }
 

@@ -8,11 +8,12 @@
 //  - updates the slice alone and sends the new weights (ZeRO-1,
 //    parallel.use_distributed_optimizer).
 //
-// In a pipeline, those ranks are the replicas of a stage. What the first and the last stage both
-// hold, a tied embedding, has buckets of its own, which the replicas of both stages sum together:
-// the first stage's parts in rank order, then the last one's. Both stages cut it alike, wherever it
-// lies among their gradients. With ZeRO-1, each rank of both stages so owns a part of it, and all
-// state of that part; what a checkpoint holds of it comes from both stages.
+// In a pipeline, those ranks are the replicas of a stage. Some weights are shared by more ranks
+// than those that hold all the others: a tied embedding by the first and the last stage, and what
+// tensor parallelism does not divide by all ranks of a stage. Such weights have buckets of their
+// own, which all their holders sum together in rank order, and cut alike, wherever they lie among
+// each one's gradients. So each element is added up, and counted for the norm, by one rank. With
+// ZeRO-1, each holder owns a part of them, and all state of that part.
 //
 //   request.gradients = std::make_shared<const GradientExchange>(make_gradient_exchange(...));
 //   const Program program = build_program(request);
@@ -35,20 +36,28 @@ struct PhaseGradients {
   OpKind phase = OpKind::kEmbed;
   int layer = -1;  // index in the model; -1 is the embedding or the loss
   Range elements;
+  bool is_tied = false;  // the first and the last stage both hold these weights
+  /// How many neighbours of a server hold these weights, and have gradients by their own rows or
+  /// heads alone: above 1 for what tensor parallelism does not divide, or not so finely.
+  int holders = 1;
 };
 
 struct GradientBucket {
   Range elements;  // part of the flat gradients
   Range own;       // the slice of it that this rank adds up; empty where blocks are few
-  /// True if another stage of the pipeline holds these weights, too. Both stages have their tied
-  /// buckets in the same order, and exchange them behind backward, when both are complete.
-  bool is_tied = false;
+  /// Index of the ranks that sum it together, in GradientExchange::groups.
+  int group = 0;
   // kGradReduce. Sends lie where the bucket lies, offsets count bytes from its begin; what is
   // received lies in a buffer, the slice `own` of each peer one after another.
   MessageList reduce_sends, reduce_receives;
   // kGradGather or kWeightGather. Offsets count bytes from the bucket's begin among the gradients,
   // or from that of all weights, as this rank has them.
   MessageList gather_sends, gather_receives;
+
+  /// Returns true if more ranks hold these weights than those of this rank's other weights. All of
+  /// them have what they share in the same order, and exchange it behind backward, when it is
+  /// complete everywhere.
+  bool is_shared() const { return group > 0; }
 };
 
 struct GradientExchange {
@@ -56,7 +65,9 @@ struct GradientExchange {
   /// In the order in which backward completes them: the last elements come first. What is complete
   /// only when backward ends has buckets of its own.
   std::vector<GradientBucket> buckets;
-  int first_rank = 0;  // the first rank of the step that holds these weights
+  /// Ranks of the step, in ascending order, this one included: first those that hold the same
+  /// weights as this one, then those that share some of them.
+  std::vector<std::vector<int>> groups;
   /// True if a rank updates its slices only, and gathers weights in place of gradients.
   bool distributed_optimizer = false;
   /// True if buckets travel under backward, where the overlap mode hides anything. Otherwise they
@@ -67,6 +78,12 @@ struct GradientExchange {
 /// So that the plan of a step stays short for every model and size of buckets.
 inline constexpr int64_t kMostBuckets = 4096;
 
+/// Elements that more ranks hold than the others do.
+struct SharedGradients {
+  Range elements;          // in whole blocks
+  std::vector<int> ranks;  // ranks of the step, this one included, in ascending order
+};
+
 struct GradientExchangeRequest {
   std::vector<PhaseGradients> phases;   // for every bucket at least one
   int64_t elements = 0;                 // all flat gradients; a multiple of `block`
@@ -74,13 +91,11 @@ struct GradientExchangeRequest {
   int64_t element_bytes = 4;            // bytes of one gradient
   int64_t bucket_elements = 0;          // wanted size. 0 makes as few buckets as there can be.
   int64_t most_buckets = kMostBuckets;  // 2 or more; buckets are larger where they would be more
-  int rank = 0, num_ranks = 1;          // place among the holders of these weights; their number
-  int first_rank = 0;                   // the first of these holders, as a rank of the step
-  /// The elements that another stage holds, too, in whole blocks, and the ranks of the step that
-  /// hold them, this one included, in ascending order. Both are empty where nothing is tied.
-  /// Otherwise there can be 3 buckets or more even if most_buckets is 2.
-  Range tied = {};
-  std::vector<int> tied_ranks = {};
+  int rank = 0;                         // this one, as a rank of the step
+  std::vector<int> ranks = {0};         // ranks that hold all of these weights, in ascending order
+  /// In the same order on all ranks that share something. Each has a bucket at least, even if
+  /// most_buckets is 2.
+  std::vector<SharedGradients> shared = {};
   bool distributed_optimizer = false;
   bool overlaps = true;
   /// Where the weight of an element begins among all weights as they are gathered, in bytes. Needed

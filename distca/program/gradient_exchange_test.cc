@@ -54,7 +54,7 @@ TEST(GradientExchange, slices_of_all_ranks_are_the_buckets_and_messages_match) {
 
 TEST(GradientExchange, there_are_never_too_many_buckets) {
   const GradientExchange huge = make_gradient_exchange(
-      {.elements = int64_t{1} << 50, .block = 4096, .bucket_elements = 1, .num_ranks = 2});
+      {.elements = int64_t{1} << 50, .block = 4096, .bucket_elements = 1, .ranks = {0, 1}});
   EXPECT_LE(huge.buckets.size(), static_cast<size_t>(kMostBuckets));
   EXPECT_EQ(huge.buckets.back().elements.begin, 0);
 }

@@ -79,10 +79,13 @@ struct ProgramRequest {
   /// A program for evaluation has only the forward pass, with the loss.
   enum class Kind { kTrain, kEvaluate } kind = Kind::kTrain;
   bool holds_weights = true;  // false for a dedicated server, which only has exchanges and tasks
+  int server = 0;             // to which this rank belongs (Program::server)
+  /// This rank's part of the layers' matrices. Where `stage` is given, it is that stage's.
+  TensorPlace tensor = {};
   /// The parts of the step's nano-batches, in order; empty where `stage` is given. Where layers
   /// have W windows, each nano-batch has W parts: [nano-batch x W + window].
   std::vector<NanoPart> nano_batches;
-  ModelShape model;  // the part of the model that this rank has
+  ModelShape model;  // the part of the model that this rank has: its layers, heads and features
   /// How gradients are summed. Null on a dedicated server and for evaluation. A program for
   /// training that has none ends with one kGradNorm and one kOptimizer, which belong to no bucket.
   std::shared_ptr<const GradientExchange> gradients;

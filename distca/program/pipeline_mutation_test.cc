@@ -199,6 +199,24 @@ TEST(PipelineMutation, nothing_can_be_taken_from_sums_of_what_two_stages_tie) {
     }
   }
 }
+TEST(PipelineMutation, nothing_can_be_taken_from_phases_that_ranks_divide) {
+  for (const std::vector<int64_t>& layers : {std::vector<int64_t>{2}, {1, 2}}) {
+    for (const OverlapName& overlap : kOverlaps) {
+      for (const Order order : {Order::kAligned, Order::kMixed, Order::kAtHome}) {
+        for (const int outstanding : {0, 1}) {
+          expect_all_found({.layers = layers,
+                            .lengths = uneven_lengths(3),
+                            .replicas = layers.size() == 1 ? 2 : 1,
+                            .tensor = 2,
+                            .overlap = overlap.overlap,
+                            .order = order,
+                            .outstanding = outstanding,
+                            .gradients = {.bucket_elements = 640, .ties = true}});
+        }
+      }
+    }
+  }
+}
 TEST(PipelineMutation, nothing_can_be_taken_from_attention_at_home) {
   expect_all_found({.layers = {1, 1, 1},
                     .lengths = uneven_lengths(4),

@@ -165,8 +165,8 @@ std::vector<std::string> PipelineParts::violations(const ValidateOptions& option
   return all;
 }
 
-StagePart PipelineParts::part(int rank, const Format& format) const {
-  const int stage = grid().stage(rank) >= 0 ? grid().stage(rank) : grid().stages;
+StagePart PipelineParts::part(int server, const Format& format) const {
+  const int stage = grid().stage(server) >= 0 ? grid().stage(server) : grid().stages;
   const bool own = request_.schedule == PipelineSchedule::kAtHome;
   std::map<size_t, std::shared_ptr<const AttentionExchange>> known;  // by plan
   std::vector<std::shared_ptr<const AttentionExchange>> parts;
@@ -174,17 +174,18 @@ StagePart PipelineParts::part(int rank, const Format& format) const {
     auto& part = known[first];
     if (part == nullptr) {
       part = std::make_shared<const AttentionExchange>(
-          make_attention_exchange(indices_[first + (own ? stage : 0)].exchange(rank),
+          make_attention_exchange(indices_[first + (own ? stage : 0)].exchange(server),
                                   request_.request.shape, format.types));
     }
     parts.push_back(part);
   }
   StagePart made = stage_part(shape_, order_, stage, parts);
+  made.stage.tensor = format.tensor;
   if (stage == grid().stages) return made;
   for (const Layout& home : request_.request.homes) {
-    const int64_t tokens = home.num_tokens(grid().replica(rank));
+    const Range rows = format.tensor.part(home.num_tokens(grid().replica(server)));
     made.p2p_messages.push_back(
-        p2p_messages(made.stage, rank, grid().replicas, tokens * format.row_bytes));
+        p2p_messages(made.stage, server, grid().replicas, rows.size() * format.row_bytes));
   }
   return made;
 }

@@ -83,9 +83,11 @@ class PipelineParts {
   struct Format {
     ExchangeTypes types;
     int64_t row_bytes = 0;  // bytes of a token that goes to another stage
+    /// The rank's place in its server, by which it has a part of the rows.
+    TensorPlace tensor = {};
   };
-  /// Returns a rank's part of the step: its visits, exchanges and p2p messages.
-  StagePart part(int rank, const Format& format) const;
+  /// Returns the part of a server's rank in the step: its visits, exchanges and p2p messages.
+  StagePart part(int server, const Format& format) const;
 
  private:
   void plan_pooled();

@@ -22,7 +22,8 @@ using Order = PipelineSchedule;
 struct PipelineStyle {
   std::vector<int64_t> layers = {1, 1};       // [stage] how many
   std::vector<std::vector<int64_t>> lengths;  // [nano-batch] of documents
-  int replicas = 1, dedicated = 0;
+  int replicas = 1, dedicated = 0;            // servers
+  int tensor = 1;                             // ranks of each server
   Overlap overlap = Overlap::kPingPong;
   Order order = Order::kAligned;
   int outstanding = 0;  // nano-batches of a slot whose weight gradients wait (waiting())
@@ -33,7 +34,7 @@ struct PipelineStyle {
 
   int stages() const { return static_cast<int>(layers.size()); }
   int workers() const { return stages() * replicas; }
-  int ranks() const { return workers() + dedicated; }
+  int servers() const { return workers() + dedicated; }
 };
 
 /// `count` nano-batches of uneven documents.
@@ -112,15 +113,24 @@ inline PipelineOrder order_of_ranks(const PipelineStyle& style) {
              : pooled_order(shape, ticks, waiting(style, shape, ticks));
 }
 
+/// The ranks of a stage, or those with one index in tensor parallelism alone.
+inline std::vector<int> ranks_of_stage(const PipelineStyle& style, int stage, int index = -1) {
+  std::vector<int> ranks =
+      consecutive(stage * style.replicas * style.tensor, style.replicas * style.tensor);
+  std::erase_if(ranks, [&](int rank) { return index >= 0 && rank % style.tensor != index; });
+  return ranks;
+}
+
 /// The gradients that a rank sums: 10 blocks of 16 elements before the layers, 100 in each layer,
-/// and behind them 30 and, where a head is tied, the 10 again.
+/// and behind them 30 and, where a head is tied, the 10 again. Where ranks divide them, 2 blocks of
+/// each layer's norms, which all ranks of the stage share, lie before all others.
 inline GradientExchangeRequest gradients_of_stage(const PipelineStyle& style, const Stage& stage,
-                                                  int rank) {
+                                                  int server) {
+  const int index = stage.tensor.index;
   GradientExchangeRequest request{.block = 16,
                                   .bucket_elements = style.gradients.bucket_elements,
-                                  .rank = rank % style.replicas,
-                                  .num_ranks = style.replicas,
-                                  .first_rank = rank - rank % style.replicas,
+                                  .rank = server * style.tensor + index,
+                                  .ranks = ranks_of_stage(style, stage.index, index),
                                   .distributed_optimizer = style.gradients.distributed_optimizer,
                                   .overlaps = style.gradients.overlaps,
                                   .weight_offset = [](int64_t element) { return 2 * element; }};
@@ -128,20 +138,36 @@ inline GradientExchangeRequest gradients_of_stage(const PipelineStyle& style, co
     request.phases.push_back({phase, layer, {request.elements, request.elements + 16 * blocks}});
     request.elements += 16 * blocks;
   };
-  if (stage.is_first()) add(OpKind::kEmbed, -1, 10);
-  for (auto layer = static_cast<int>(stage.layers.begin); layer < stage.layers.end; ++layer) {
-    add(OpKind::kPreAttention, layer, 30);
-    add(OpKind::kPostAttention, layer, 70);
+  const auto for_each_layer = [&](const auto& body) {
+    for (auto layer = static_cast<int>(stage.layers.begin); layer < stage.layers.end; ++layer)
+      body(layer);
+  };
+  if (style.tensor > 1) {
+    for_each_layer([&](int layer) {
+      add(OpKind::kAttentionNorm, layer, 1);
+      add(OpKind::kMlpNorm, layer, 1);
+    });
+    for (PhaseGradients& phase : request.phases) phase.holders = style.tensor;
+    request.shared = {
+        {.elements = {0, request.elements}, .ranks = ranks_of_stage(style, stage.index)}};
   }
+  const size_t first = request.phases.size();
+  if (stage.is_first()) add(OpKind::kEmbed, -1, 10);
+  for_each_layer([&](int layer) {
+    add(OpKind::kPreAttention, layer, 30);
+    add(style.tensor > 1 ? OpKind::kOutProjection : OpKind::kPostAttention, layer, 20);
+    add(OpKind::kPostAttention, layer, 50);
+  });
   if (stage.is_last()) add(OpKind::kLoss, -1, 30);
   if (!style.gradients.ties || stage.count == 1) return request;
   if (stage.is_last()) add(OpKind::kLoss, -1, 10);
-  if (stage.is_first()) request.tied = request.phases.front().elements;
-  if (stage.is_last()) request.tied = request.phases.back().elements;
-  for (const int holder : {0, stage.count - 1}) {
-    for (int replica = 0; replica < style.replicas && !request.tied.empty(); ++replica)
-      request.tied_ranks.push_back(holder * style.replicas + replica);
-  }
+  if (!stage.is_first() && !stage.is_last()) return request;
+  PhaseGradients& tied = stage.is_first() ? request.phases[first] : request.phases.back();
+  tied.is_tied = true;
+  SharedGradients both{.elements = tied.elements, .ranks = ranks_of_stage(style, 0, index)};
+  const std::vector<int> of_last = ranks_of_stage(style, stage.count - 1, index);
+  both.ranks.insert(both.ranks.end(), of_last.begin(), of_last.end());
+  request.shared.insert(request.shared.begin(), std::move(both));
   return request;
 }
 
@@ -153,10 +179,13 @@ class PipelineStep {
   }
 
   std::vector<Program> programs() {
-    parts_.assign(style_.ranks(), {});
+    parts_.assign(style_.servers(), {});
     for (const OrderedExchange& exchange : order_.exchanges) add_exchange(exchange);
     std::vector<Program> programs;
-    for (int rank = 0; rank < style_.ranks(); ++rank) programs.push_back(program_of(rank));
+    for (int server = 0; server < style_.servers(); ++server) {
+      for (int index = 0; index < style_.tensor; ++index)
+        programs.push_back(program_of(server, {style_.tensor, index}));
+    }
     return programs;
   }
   const PipelineOrder& order() const { return order_; }
@@ -178,9 +207,9 @@ class PipelineStep {
     return layout;
   }
 
-  std::shared_ptr<const AttentionExchange> part_of(const PlanIndex& index, int rank) const {
+  std::shared_ptr<const AttentionExchange> part_of(const PlanIndex& index, int server) const {
     return std::make_shared<const AttentionExchange>(
-        make_attention_exchange(index.exchange(rank), style_.shape, style_.types));
+        make_attention_exchange(index.exchange(server), style_.shape, style_.types));
   }
 
   void add_exchange(const OrderedExchange& exchange) {
@@ -188,19 +217,20 @@ class PipelineStep {
     if (parts.empty())
       parts = style_.order == Order::kAtHome ? at_home(exchange.nano_batches[0])
                                              : pooled(exchange.nano_batches, "balanced");
-    for (int rank = 0; rank < style_.ranks(); ++rank) parts_[rank].push_back(parts[rank]);
+    for (int server = 0; server < style_.servers(); ++server)
+      parts_[server].push_back(parts[server]);
   }
 
   /// Returns each rank's part of a plan in which its stage alone works and serves.
   Parts at_home(int nano) const {
-    Parts parts(style_.ranks());
+    Parts parts(style_.servers());
     for (int stage = 0; stage < style_.stages(); ++stage) {
       std::vector<int> alone(style_.stages(), -1);
       alone[stage] = nano;
       const Parts all = pooled(alone, "local");
       for (int replica = 0; replica < style_.replicas; ++replica) {
-        const int rank = stage * style_.replicas + replica;
-        parts[rank] = all[rank];
+        const int server = stage * style_.replicas + replica;
+        parts[server] = all[server];
       }
     }
     return parts;
@@ -229,28 +259,32 @@ class PipelineStep {
                                 std::move(layout));
     const PlanIndex index(plan);
     Parts parts;
-    for (int rank = 0; rank < style_.ranks(); ++rank) parts.push_back(part_of(index, rank));
+    for (int server = 0; server < style_.servers(); ++server)
+      parts.push_back(part_of(index, server));
     return parts;
   }
 
-  Program program_of(int rank) const {
-    const bool works = rank < style_.workers();
-    const int index = works ? rank / style_.replicas : style_.stages();
-    ProgramRequest request{.overlap = style_.overlap, .kind = style_.kind, .holds_weights = works};
+  Program program_of(int server, const TensorPlace& tensor) const {
+    const bool works = server < style_.workers();
+    const int index = works ? server / style_.replicas : style_.stages();
+    ProgramRequest request{
+        .overlap = style_.overlap, .kind = style_.kind, .holds_weights = works, .server = server};
     request.model = {.num_layers = works ? style_.layers[index] : 0,
                      .hidden_size = 64,
                      .intermediate_size = 96,
                      .attention = style_.shape,
                      .vocab_size = 100};
-    StagePart part = stage_part(shape_of(style_), order_, index, parts_[rank]);
+    StagePart part = stage_part(shape_of(style_), order_, index, parts_[server]);
+    part.stage.tensor = tensor;
     if (works) {
       for (const Layout& home : homes_) {
-        const int64_t bytes = home.num_tokens(rank % style_.replicas) * 64 * 2;
-        part.p2p_messages.push_back(p2p_messages(part.stage, rank, style_.replicas, bytes));
+        const int64_t tokens = tensor.part(home.num_tokens(server % style_.replicas)).size();
+        part.p2p_messages.push_back(
+            p2p_messages(part.stage, server, style_.replicas, tokens * 64 * 2));
       }
       if (style_.gradients.bucket_elements > 0 && style_.kind == ProgramRequest::Kind::kTrain)
         request.gradients = std::make_shared<const GradientExchange>(
-            make_gradient_exchange(gradients_of_stage(style_, part.stage, rank)));
+            make_gradient_exchange(gradients_of_stage(style_, part.stage, server)));
     }
     request.stage = std::move(part);
     return build_program(request);
@@ -260,7 +294,7 @@ class PipelineStep {
   PipelineOrder order_;
   std::vector<Layout> homes_;               // [nano-batch]
   std::map<std::vector<int>, Parts> made_;  // by nano-batches of the stages
-  std::vector<Parts> parts_;                // [rank] by exchange
+  std::vector<Parts> parts_;                // [server] by exchange
 };
 
 inline std::vector<Program> pipeline_programs(const PipelineStyle& style) {

@@ -10,6 +10,7 @@
 
 #include "distca/base/error.h"
 #include "distca/program/gradient_exchange.h"
+#include "distca/program/tensor_rows.h"
 
 namespace distca {
 namespace {
@@ -58,22 +59,13 @@ struct KindRow {
   bool is_of_weights;
 };
 constexpr std::array<KindRow, kNumOpKinds> kKinds = {{
-    {"embed", false},
-    {"pre_attention", false},
-    {"dispatch", false},
-    {"redispatch", false},
-    {"core_attention", false},
-    {"combine", false},
-    {"post_attention", false},
-    {"weight_gradient", false},
-    {"loss", false},
-    {"p2p", false},
-    {"grad_reduce", true},
-    {"grad_add", true},
-    {"grad_gather", true},
-    {"grad_norm", true},
-    {"optimizer", true},
-    {"weight_gather", true},
+    {"embed", false},          {"attention_norm", false},  {"pre_attention", false},
+    {"dispatch", false},       {"redispatch", false},      {"core_attention", false},
+    {"combine", false},        {"out_projection", false},  {"mlp_norm", false},
+    {"post_attention", false}, {"weight_gradient", false}, {"loss", false},
+    {"gather_rows", false},    {"sum_rows", false},        {"p2p", false},
+    {"grad_reduce", true},     {"grad_add", true},         {"grad_gather", true},
+    {"grad_norm", true},       {"optimizer", true},        {"weight_gather", true},
 }};
 static_assert(kKinds.back().name != nullptr, "a kind of operation has no row");
 
@@ -81,8 +73,9 @@ constexpr std::array<const char*, kNumTaskSets> kTaskSetNames = {"all", "home, f
                                                                  "home, rest"};
 
 constexpr std::array<const char*, kNumBufferRoles> kBufferNames = {
-    "qkv_out",      "qkv_in",       "o_out",       "o_in",       "d_o_out",        "d_o_in",
-    "accumulators", "gradient_out", "gradient_in", "grad_parts", "activation_out", "activation_in"};
+    "qkv_out",        "qkv_in",        "o_out",        "o_in",        "d_o_out",
+    "d_o_in",         "accumulators",  "gradient_out", "gradient_in", "grad_parts",
+    "activation_out", "activation_in", "rows",         "parts_out",   "parts_in"};
 static_assert(kBufferNames.back() != nullptr, "a role of buffers has no name");
 
 const MessageList& messages(const Program& program, const Op& op, bool sent) {
@@ -92,6 +85,13 @@ const MessageList& messages(const Program& program, const Op& op, bool sent) {
     const GradientBucket& bucket = program.gradients->buckets[op.bucket];
     if (op.kind == OpKind::kGradReduce) return sent ? bucket.reduce_sends : bucket.reduce_receives;
     return sent ? bucket.gather_sends : bucket.gather_receives;
+  }
+  if (is_of_tensor(op.kind)) {
+    if (op.nano_batch < 0) return none;
+    const TensorRows& rows = program.tensor_rows[op.nano_batch];
+    if (op.kind == OpKind::kSumRows) return sent ? rows.part_sends : rows.part_receives;
+    if (gathers_pairs(op)) return sent ? rows.pair_sends : rows.pair_receives;
+    return sent ? rows.gather_sends : rows.gather_receives;
   }
   if (op.kind == OpKind::kP2p) {
     if (op.is_receive == sent || op.nano_batch < 0) return none;
@@ -112,11 +112,15 @@ const char* buffer_name(BufferRole role) { return kBufferNames[static_cast<size_
 
 bool is_of_weights(OpKind kind) { return kKinds[static_cast<size_t>(kind)].is_of_weights; }
 
+bool is_of_tensor(OpKind kind) { return kind == OpKind::kGatherRows || kind == OpKind::kSumRows; }
+
 bool communicates(OpKind kind) {
   switch (kind) {
     case OpKind::kDispatch:
     case OpKind::kRedispatch:
     case OpKind::kCombine:
+    case OpKind::kGatherRows:
+    case OpKind::kSumRows:
     case OpKind::kP2p:
     case OpKind::kGradReduce:
     case OpKind::kGradGather:
@@ -146,10 +150,18 @@ const MessageList& Program::receives(const Op& op) const {
   return messages(*this, op, /*sent=*/false);
 }
 
+int Program::rank_of(const Op& op, int peer) const {
+  const TensorPlace& place = stage.tensor;
+  if (is_of_tensor(op.kind)) return server * place.size + peer;
+  return op.bucket >= 0 ? peer : place.rank_of(peer);
+}
+
 std::string describe(const Op& op) {
   std::string name = op_name(op.kind);
   if (op.tasks != TaskSet::kAll) name += fmt::format(" ({})", task_set_name(op.tasks));
   if (op.kind == OpKind::kP2p) name += op.is_receive ? " (receive)" : " (send)";
+  if (op.kind == OpKind::kGatherRows) name += fmt::format(" for {}", op_name(op.of_phase));
+  if (op.kind == OpKind::kSumRows) name += fmt::format(" of {}", op_name(op.of_phase));
   if (op.nano_batch >= 0) {
     name += fmt::format(" of nano-batch {}", op.nano_batch);
     if (op.layer >= 0) name = fmt::format("layer {} {}", op.layer, name);

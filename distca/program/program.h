@@ -11,8 +11,14 @@
 // Words. An exchange (plan/attention_exchange.h) is what a rank sends, receives and computes under
 // one plan. A communication is one operation on the stream kComm: the kDispatch, kRedispatch or
 // kCombine of one layer of an exchange, the kP2p of a nano-batch from a stage of a pipeline to
-// the next (program/visit.h), or the kGradReduce, kGradGather or kWeightGather of a bucket of
+// the next (program/visit.h), the kGatherRows or kSumRows of a phase that ranks divide
+// (program/tensor_rows.h), or the kGradReduce, kGradGather or kWeightGather of a bucket of
 // gradients (program/gradient_exchange.h).
+//
+// Peers. A server is one rank or, with tensor parallelism, some neighbours that divide the matrices
+// of its layers. The messages of an exchange and of a kP2p name servers, and go between ranks of
+// equal index in them; those of kGatherRows and kSumRows name the ranks of this rank's own server
+// by index; those of buckets name ranks of the step. Program::rank_of() makes ranks of all of them.
 //
 // How a program is played. Compute operations run in the order of the list. A communication starts
 // where it stands in the list, once all operations in its `wait_for` are over and all sends in its
@@ -37,14 +43,19 @@ namespace distca {
 
 enum class OpKind : uint8_t {
   kEmbed,           // token embedding
+  kAttentionNorm,   // the norm of pre-attention, on this rank's rows; only where ranks divide it
   kPreAttention,    // norm, QKV projection, RoPE
   kDispatch,        // Q, K, V go to the servers; backward: dO, LSE, delta
   kRedispatch,      // Q, K, V go to the servers again, for backward, where servers do not keep them
   kCoreAttention,   // this rank computes its tasks
   kCombine,         // O, LSE come home; backward: dQ, dK, dV
+  kOutProjection,   // the output projection, only where ranks divide post-attention
+  kMlpNorm,         // its norm, on this rank's rows, likewise
   kPostAttention,   // output projection, residual, norm, MLP
   kWeightGradient,  // gradients by a layer's matrices, where backward of its phases has left them
   kLoss,            // final norm, head, loss; forward does the work of backward, too
+  kGatherRows,      // rows of the ranks that divide a phase go to all of them, which it reads
+  kSumRows,         // the rank that has a row sums what these ranks computed of it
   kP2p,           // a nano-batch's activations go to the next stage; backward: their gradients back
   kGradReduce,    // a bucket's gradients go to the ranks that add them up
   kGradAdd,       // this rank adds up its slice of a bucket, in rank order
@@ -79,6 +90,8 @@ struct Op {
   int layer_step = -1;
   int32_t bucket = -1;      // index of its bucket of gradients; -1 means none
   bool is_receive = false;  // true if a kP2p receives; otherwise it sends
+  // The phase that reads what a kGatherRows carries, or that wrote what a kSumRows carries.
+  OpKind of_phase = OpKind::kEmbed;
   // True if backward of kPreAttention or kPostAttention leaves the gradients by matrices to the
   // kWeightGradient of its layer and nano-batch.
   bool leaves_weights = false;
@@ -99,6 +112,8 @@ struct Op {
 };
 /// Returns true if operations of this kind are communications.
 bool communicates(OpKind kind);
+/// Returns true for kGatherRows and kSumRows.
+bool is_of_tensor(OpKind kind);
 /// Returns true if operations of this kind sum gradients, or update or send weights. All workers do
 /// them alike, whatever tokens they were given.
 bool is_of_weights(OpKind kind);
@@ -125,9 +140,15 @@ enum class BufferRole : uint8_t {
   // Activations, or their gradients, that a kP2p sends, and those that one has received.
   kActivationOut,
   kActivationIn,
+  // All rows of a nano-batch at home, which ranks of a server have gathered: each sends its own
+  // ones from there, and receives the others. In backward of a layer, next to each other for each
+  // row: its gradient, and the input of the phase's matrices.
+  kRows,
+  kPartsOut,  // parts of all rows, which this rank has computed
+  kPartsIn,   // parts of its own rows, which other ranks have computed
 };
 
-inline constexpr int kNumBufferRoles = static_cast<int>(BufferRole::kActivationIn) + 1;
+inline constexpr int kNumBufferRoles = static_cast<int>(BufferRole::kPartsIn) + 1;
 struct Buffer {
   BufferRole role = BufferRole::kQkvOut;
   int64_t bytes = 0;
@@ -143,6 +164,8 @@ struct TensorPlace {
   /// Its part of `count` rows, columns or heads. Where `size` does not divide them, ranks have one
   /// more or less.
   Range part(int64_t count) const { return {count * index / size, count * (index + 1) / size}; }
+  /// The rank of the step that has this index in a server.
+  int rank_of(int server) const { return server * size + index; }
   bool operator==(const TensorPlace&) const = default;
 };
 
@@ -165,6 +188,20 @@ struct P2pMessages {
   MessageList with_previous, with_next;
 };
 
+/// The messages of a nano-batch between the ranks of a server (tensor_rows.h), which all layers
+/// share. Peers are indices in the server. Rows lie without gaps in their buffers.
+struct TensorRows {
+  int64_t rows = 0;       // all ranks of the server have them together
+  int64_t row_bytes = 0;  // hidden_size numbers of the compute type
+  /// From and into a buffer of all rows. This rank sends its own ones from their place, to each
+  /// peer the same.
+  MessageList gather_sends, gather_receives;
+  /// Two vectors a row, likewise.
+  MessageList pair_sends, pair_receives;
+  /// From a buffer of all rows, and into one of this rank's rows, once for each peer.
+  MessageList part_sends, part_receives;
+};
+
 /// The operations are in an order in which they may be played: an operation waits only for earlier
 /// ones.
 struct Program {
@@ -175,7 +212,10 @@ struct Program {
   // [exchange] How many of its layer steps this rank plays.
   std::vector<int> layer_steps;
   Stage stage;               // whose phases this rank plays
+  int server = 0;            // to which this rank belongs, as number stage.tensor.index
   int num_nano_batches = 0;  // number of the step's nano-batches
+  // [nano-batch] Empty where no ranks divide phases, and on a dedicated server.
+  std::vector<TensorRows> tensor_rows;
   // [nano-batch] Empty without a pipeline, and on a dedicated server.
   std::vector<P2pMessages> p2p_messages;
   // This rank's part of the sums of gradients; null where the program has no bucket.
@@ -185,6 +225,8 @@ struct Program {
   /// exchange, or of a bucket, share the lists.
   const MessageList& sends(const Op& op) const;
   const MessageList& receives(const Op& op) const;
+  /// The rank of the step that a message of this communication names as its peer.
+  int rank_of(const Op& op, int peer) const;
 };
 
 const char* op_name(OpKind kind);

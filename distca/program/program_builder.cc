@@ -5,6 +5,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
+#include "distca/program/tensor_rows.h"
 
 namespace distca {
 namespace {
@@ -63,7 +64,8 @@ StagePart one_stage(const ProgramRequest& request, int slots) {
   const WindowedLayers layers = windowed_layers(request);
   const size_t windows = layers.num_layers.size(), parts = request.nano_batches.size();
   DISTCA_CHECK(parts % windows == 0, "{} parts of nano-batches for {} windows", parts, windows);
-  StagePart part{.num_nano_batches = static_cast<int>(parts / windows)};
+  StagePart part{.stage = {.tensor = request.tensor},
+                 .num_nano_batches = static_cast<int>(parts / windows)};
   if (request.holds_weights) part.stage.layers = {0, request.model.num_layers};
   part.slots.resize(slots);
   for (size_t i = 0; i < parts; ++i)
@@ -113,9 +115,25 @@ ProgramBuilder::ProgramBuilder(const ProgramRequest& request, int slots, Waiting
   program_.stage = part_.stage;
   program_.num_nano_batches = part_.num_nano_batches;
   program_.p2p_messages = part_.p2p_messages;
+  program_.server = request.server;
   const size_t buckets = request.gradients ? request.gradients->buckets.size() : 0;
-  DISTCA_CHECK_LT(last_p2p_tag() + 2 * static_cast<int64_t>(buckets), kTagEnd);
+  DISTCA_CHECK_LT(last_p2p_tag() + 2 * static_cast<int64_t>(buckets), first_tensor_tag());
+  add_tensor_rows();
   count_phases();
+}
+
+void ProgramBuilder::add_tensor_rows() {
+  if (!is_divided() || !request_.holds_weights) return;
+  program_.tensor_rows.resize(part_.num_nano_batches);
+  for (const std::vector<Visit>& visits : part_.slots) {
+    for (const Visit& visit : visits) {
+      if (visit.nano_batch < 0) continue;
+      const AttentionExchange& exchange = *exchange_of(visit).part;
+      const int64_t row_bytes = request_.model.hidden_size * element_bytes(exchange.types.compute);
+      program_.tensor_rows[visit.nano_batch] =
+          make_tensor_rows(part_.stage.tensor, exchange.rows.local_tokens, row_bytes);
+    }
+  }
 }
 
 void ProgramBuilder::add_exchanges() {
@@ -212,6 +230,43 @@ uint32_t ProgramBuilder::last_p2p_tag() const {
          2 * static_cast<uint32_t>(part_.num_nano_batches * (part_.stage.count - 1));
 }
 
+namespace {
+
+/// The place of a kGatherRows or kSumRows among those of its nano-batch and layer.
+int64_t place_in_layer(const Op& op) {
+  const bool gathers = op.kind == OpKind::kGatherRows;
+  if (op.pass == Pass::kForward)
+    return op.of_phase == OpKind::kPostAttention ? (gathers ? 2 : 3) : (gathers ? 0 : 1);
+  return op.of_phase == OpKind::kPostAttention ? (gathers ? 4 : 5) : (gathers ? 6 : 7);
+}
+constexpr int64_t kTensorOpsInLayer = 8;
+
+}  // namespace
+
+/// They lie above all others, because only the ranks of a server, which have as many layers, must
+/// have the same ones.
+int64_t ProgramBuilder::first_tensor_tag() const {
+  return is_divided() ? kTagEnd - part_.num_nano_batches * tensor_ops_in_nano_batch() : kTagEnd;
+}
+/// With two of the embedding.
+int64_t ProgramBuilder::tensor_ops_in_nano_batch() const {
+  return 2 + part_.stage.layers.size() * kTensorOpsInLayer;
+}
+
+Op ProgramBuilder::make_of_tensor(OpKind kind, OpKind of_phase, const Visit& visit,
+                                  int step) const {
+  Op op = make_phase(kind, visit, step);
+  op.stream = Stream::kComm;
+  op.of_phase = of_phase;
+  const int64_t place =
+      op.layer < 0
+          ? static_cast<int64_t>(op.pass)
+          : 2 + (op.layer - part_.stage.layers.begin) * kTensorOpsInLayer + place_in_layer(op);
+  op.tag = static_cast<uint32_t>(first_tensor_tag() + op.nano_batch * tensor_ops_in_nano_batch() +
+                                 place);
+  return op;
+}
+
 Op ProgramBuilder::make_communication(OpKind kind, const Visit& visit, int step) const {
   Op op = make_of_exchange(kind, visit, step);
   op.stream = Stream::kComm;
@@ -273,12 +328,15 @@ void ProgramBuilder::wait_for_buffers(Op& op) {
     if (use.readers.empty()) wait_for(op, use.writer);
     for (int32_t reader : use.readers) wait_for(op, reader);
     if (use.sender >= 0) insert_once(op.wait_sends, use.sender);
+    // It reads its own rows of what it sends, too, when it has landed.
+    if (use.sender >= 0 && program_.ops[use.sender].kind == OpKind::kSumRows)
+      wait_for(op, use.sender);
     use = {.writer = is_writer ? self : -1, .sender = -1, .readers = {}};
   };
   for (int32_t buffer : op.writes) overwrite(buffer, computes);
   if (op.in >= 0) overwrite(op.in, true);
   if (op.out >= 0) {
-    wait_for(op, uses_[op.out].writer);
+    if (op.out != op.in) wait_for(op, uses_[op.out].writer);
     uses_[op.out].sender = self;
   }
 }

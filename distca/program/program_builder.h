@@ -61,13 +61,18 @@ class ProgramBuilder {
   void begin_visit(const Visit& visit);
   /// The loss, or the embed of backward, where a stage ends with them; then the p2p operations.
   void end_visit(const Visit& visit);
-  /// pre_attention of the layer, in backward post_attention.
+  /// pre_attention of the layer, in backward post_attention; where ranks divide them, with the
+  /// operations between their parts, one after another.
   void start_layer(const Visit& visit, int turn);
-  /// post_attention of the layer, in backward pre_attention.
+  /// post_attention of the layer, in backward pre_attention, likewise.
   void end_layer(const Visit& visit, int turn);
 
   void embed(const Visit& visit);
   void pre_attention(const Visit& visit, int step);
+  /// attention_norm, out_projection or mlp_norm.
+  void divided_phase(OpKind kind, const Visit& visit, int step);
+  void gather_rows(OpKind of_phase, const Visit& visit, int step);
+  void sum_rows(OpKind of_phase, const Visit& visit, int step);
   void dispatch(const Visit& visit, int step);
   void redispatch(const Visit& visit, int step);  // nothing where the visit needs none
   void core_attention(const Visit& visit, int step, TaskSet tasks);
@@ -127,6 +132,7 @@ class ProgramBuilder {
   };
 
   void add_exchanges();
+  void add_tensor_rows();
   void add_visit(const Visit& visit, int slot);
   bool plays_phases(const Visit& visit) const {
     return request_.holds_weights && visit.nano_batch >= 0;
@@ -141,6 +147,8 @@ class ProgramBuilder {
   Op make_of_exchange(OpKind kind, const Visit& visit, int step) const;
   uint32_t last_attention_tag() const;
   uint32_t last_p2p_tag() const;
+  int64_t first_tensor_tag() const;
+  int64_t tensor_ops_in_nano_batch() const;
   Op make_communication(OpKind kind, const Visit& visit, int step) const;
   int32_t new_buffer(BufferRole role);
   int32_t buffer(BufferRole role, int layer, const Exchange& exchange, const MessageList& messages);
@@ -153,10 +161,18 @@ class ProgramBuilder {
   void wait_for_buffers(Op& op);
   int32_t append(Op op);
   // The functions of phases are in program_builder_phases.cc.
+  bool is_divided() const { return part_.stage.tensor.size > 1; }
   void append_phase(Op op, const Visit& visit);
+  void go_on_from(int32_t op, Nano& nano);
+  void use_rows(Op& op, const Visit& visit);
+  const TensorRows& tensor_rows_of(const Visit& visit) const;
+  void wait_for_attention(Op& op, const Visit& visit);
+  int32_t rows_buffer(BufferRole role, const Visit& visit, int64_t bytes);
+  Op make_of_tensor(OpKind kind, OpKind of_phase, const Visit& visit, int step) const;
   double linear_flops(const Visit& visit, int64_t weights) const;
   int64_t pre_attention_weights() const;
-  int64_t post_attention_weights() const;
+  int64_t out_projection_weights() const;
+  int64_t mlp_weights() const;
   // The functions of gradients are in program_builder_gradients.cc.
   void count_phases();
   void phase_done(OpKind phase, int layer);

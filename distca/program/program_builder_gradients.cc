@@ -30,8 +30,17 @@ void ProgramBuilder::count_phases() {
   for (const PhaseGradients& phase : request_.gradients->phases)
     phase_elements_.emplace(std::pair(phase.phase, phase.layer), phase.elements);
   const std::vector<GradientBucket>& buckets = request_.gradients->buckets;
-  // Two stages give a tied bucket the same tags, though it is another one of all their buckets.
-  int tied = 0, own = static_cast<int>(std::ranges::count(buckets, true, &GradientBucket::is_tied));
+  // All ranks that share a bucket give it the same tags, though it is another one of all buckets
+  // of each.
+  std::vector<int> numbers(request_.gradients->groups.size(), 0);
+  for (const GradientBucket& bucket : buckets) {
+    for (size_t group = 0; group < numbers.size(); ++group) {
+      const bool is_before = group == 0
+                                 ? bucket.is_shared()
+                                 : bucket.is_shared() && bucket.group < static_cast<int>(group);
+      numbers[group] += is_before ? 1 : 0;
+    }
+  }
   for (const GradientBucket& bucket : buckets) {
     const auto phases = std::ranges::count_if(
         request_.gradients->phases,
@@ -39,7 +48,7 @@ void ProgramBuilder::count_phases() {
     DISTCA_CHECK(phases > 0, "no phase adds to elements {} to {} of the gradients",
                  bucket.elements.begin, bucket.elements.end);
     buckets_.push_back({.phases_left = static_cast<int>(phases) * part_.num_nano_batches,
-                        .number = bucket.is_tied ? tied++ : own++});
+                        .number = numbers[bucket.group]++});
   }
 }
 
@@ -51,7 +60,7 @@ void ProgramBuilder::phase_done(OpKind kind, int layer) {
       if (!overlap(phase->second, request_.gradients->buckets[i]) || --buckets_[i].phases_left > 0)
         continue;
       buckets_[i].ready = static_cast<int32_t>(program_.ops.size()) - 1;
-      if (!request_.gradients->buckets[i].is_tied)
+      if (!request_.gradients->buckets[i].is_shared())
         queue_.push_back({.bucket = static_cast<int32_t>(i), .is_gather = false});
     }
   }
@@ -148,12 +157,16 @@ void ProgramBuilder::send_queued() {
 }
 
 void ProgramBuilder::finish_sums() {
+  if (buckets_.empty()) return;
   send_queued();
-  // By themselves, so that the first and the last stage have these operations in the same order.
-  // The last stage has long had its parts, but the first one completes its own only now.
-  for (size_t i = 0; i < buckets_.size(); ++i) {
-    if (request_.gradients->buckets[i].is_tied)
-      queue_.push_back({.bucket = static_cast<int32_t>(i), .is_gather = false});
+  // By themselves, so that all who share something have these operations in the same order. The
+  // last stage has long had its parts of what is tied, but the first one completes its own only
+  // now.
+  for (size_t group = 1; group < request_.gradients->groups.size(); ++group) {
+    for (size_t i = 0; i < buckets_.size(); ++i) {
+      if (request_.gradients->buckets[i].group == static_cast<int>(group))
+        queue_.push_back({.bucket = static_cast<int32_t>(i), .is_gather = false});
+    }
   }
   send_queued();
 }

@@ -2,6 +2,7 @@
 // Programs of all ranks for tests, from plans that the schedulers make.
 
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -76,6 +77,12 @@ struct Style {
   std::vector<int> window_of_layer = {};  // [layer] index in the windows of plan_step()
 };
 
+inline std::vector<int> consecutive(int first, int count) {
+  std::vector<int> numbers(count);
+  std::iota(numbers.begin(), numbers.end(), first);
+  return numbers;
+}
+
 /// The gradient exchange of a model with 10 blocks of 16 elements before the layers, 100 in each
 /// layer and `head_blocks` behind. The first 10 belong to the head, too, as in a model with tied
 /// embeddings.
@@ -83,7 +90,7 @@ inline std::shared_ptr<const GradientExchange> gradients_of(const Style& style, 
                                                             int num_ranks) {
   GradientExchangeRequest request{.bucket_elements = style.gradients.bucket_elements,
                                   .rank = rank,
-                                  .num_ranks = num_ranks,
+                                  .ranks = consecutive(0, num_ranks),
                                   .distributed_optimizer = style.gradients.distributed_optimizer,
                                   .overlaps = style.gradients.overlaps,
                                   .weight_offset = [](int64_t element) { return 2 * element; }};

@@ -20,7 +20,7 @@ using ::testing::IsEmpty;
 
 std::vector<GradientBucket> tied_buckets(const GradientExchange& exchange) {
   std::vector<GradientBucket> tied = exchange.buckets;
-  std::erase_if(tied, [](const GradientBucket& bucket) { return !bucket.is_tied; });
+  std::erase_if(tied, [](const GradientBucket& bucket) { return !bucket.is_shared(); });
   return tied;
 }
 
@@ -36,13 +36,13 @@ std::vector<GradientExchange> both_stages(int replicas, int64_t before, int64_t 
           .block = 16,
           .bucket_elements = bucket_elements,
           .most_buckets = most_buckets,
-          .rank = rank,
-          .num_ranks = replicas,
-          .first_rank = stage * replicas};
-      request.tied = {stage == 0 ? 0 : before * 16, (stage == 0 ? 300 : before + 300) * 16};
+          .rank = stage * replicas + rank,
+          .ranks = consecutive(stage * replicas, replicas)};
+      const int64_t begin = stage == 0 ? 0 : before;
+      request.shared = {{.elements = {begin * 16, (begin + 300) * 16}}};
       for (const int holder : {0, 2}) {
         for (int replica = 0; replica < replicas; ++replica)
-          request.tied_ranks.push_back(holder * replicas + replica);
+          request.shared[0].ranks.push_back(holder * replicas + replica);
       }
       all.push_back(make_gradient_exchange(request));
     }
@@ -133,8 +133,8 @@ TEST(TiedGradients, they_travel_behind_everything_else_of_both_stages) {
     int tied = 0;
     for (const Op& op : program.ops) {
       if (op.bucket < 0 || op.kind == OpKind::kOptimizer) continue;
-      behind |= program.gradients->buckets[op.bucket].is_tied;
-      EXPECT_EQ(program.gradients->buckets[op.bucket].is_tied, behind) << short_name(op);
+      behind |= program.gradients->buckets[op.bucket].is_shared();
+      EXPECT_EQ(program.gradients->buckets[op.bucket].is_shared(), behind) << short_name(op);
       tied += op.kind == OpKind::kGradReduce && behind ? 1 : 0;
     }
     const bool is_end = program.stage.is_first() || program.stage.is_last();
@@ -150,15 +150,16 @@ struct TiedBreak {
 };
 
 void of_first_tied(GradientExchange& exchange, const std::function<void(GradientBucket&)>& spoil) {
-  spoil(*std::ranges::find(exchange.buckets, true, &GradientBucket::is_tied));
+  spoil(*std::ranges::find(exchange.buckets, true, &GradientBucket::is_shared));
 }
 
 const TiedBreak kTiedBreaks[] = {
     {"one_that_counts_as_the_stages_own",
-     [](GradientExchange& e) { of_first_tied(e, [](GradientBucket& b) { b.is_tied = false; }); },
-     "buckets, rank"},
+     [](GradientExchange& e) { of_first_tied(e, [](GradientBucket& b) { b.group = 0; }); },
+     "is summed by ranks 4 5, ranks 0 1 4 5 hold it"},
     {"one_of_the_stage_that_counts_as_tied",
-     [](GradientExchange& e) { e.buckets.back().is_tied = true; }, "buckets, rank"},
+     [](GradientExchange& e) { e.buckets.back().group = 1; },
+     "is summed by ranks 0 1 4 5, ranks 4 5 hold it"},
     {"a_sum_that_arrives_elsewhere_in_the_other_stage",
      [](GradientExchange& e) {
        of_first_tied(e, [](GradientBucket& b) { b.gather_receives.messages[0].offset += 16; });
@@ -209,25 +210,26 @@ TEST(TiedGradients, another_group_of_ranks_is_found) {
   const PipelineStyle style = style_of(false);
   EXPECT_THAT(validate(made_again(style, [](GradientExchangeRequest&) {})), IsEmpty());
   // Each stage sums its own copy's gradients alone.
+  EXPECT_THAT(validate(made_again(style,
+                                  [](GradientExchangeRequest& request) {
+                                    if (!request.shared.empty())
+                                      request.shared[0].ranks = request.ranks;
+                                  })),
+              Contains(HasSubstr("is summed by ranks 4 5, ranks 0 1 4 5 hold it")));
+  // One replica of each stage sums them without the others.
   EXPECT_THAT(
       validate(made_again(style,
                           [](GradientExchangeRequest& request) {
-                            if (!request.tied.empty())
-                              request.tied_ranks = {request.first_rank, request.first_rank + 1};
+                            if (!request.shared.empty())
+                              request.shared[0].ranks = {request.rank % 2, 4 + request.rank % 2};
                           })),
-      Contains(HasSubstr("tied bucket 0: element 80 is added up by two ranks")));
-  // One replica of each stage sums them without the others.
-  EXPECT_THAT(validate(made_again(style,
-                                  [](GradientExchangeRequest& request) {
-                                    if (!request.tied.empty())
-                                      request.tied_ranks = {request.rank, 4 + request.rank};
-                                  })),
-              Contains(HasSubstr("is added up by two ranks")));
+      Contains(HasSubstr("is summed by ranks 0 4, ranks 0 1 4 5 hold it")));
   // A stage between them takes part.
   EXPECT_THAT(validate(made_again(style,
                                   [](GradientExchangeRequest& request) {
-                                    request.tied_ranks = {0, 1, 2, 3, 4, 5};
-                                    if (request.first_rank == 2) request.tied = {0, 160};
+                                    if (request.shared.empty())
+                                      request.shared = {{.elements = {0, 160}}};
+                                    request.shared[0].ranks = {0, 1, 2, 3, 4, 5};
                                   })),
               Not(IsEmpty()));
 }
@@ -235,9 +237,9 @@ TEST(TiedGradients, another_group_of_ranks_is_found) {
 TEST(TiedGradients, a_middle_stage_that_has_some_is_found) {
   std::vector<Program> programs = pipeline_programs(style_of(false));
   auto own = std::make_shared<GradientExchange>(*programs[2].gradients);
-  own->buckets[0].is_tied = true;
+  own->buckets[0].group = 1;
   programs[2].gradients = own;
-  EXPECT_THAT(validate(programs), Contains(HasSubstr("rank 2 of stage 1 has a tied bucket")));
+  EXPECT_THAT(validate(programs), Contains(HasSubstr("bucket 0 is summed by group 1 of 1")));
 }
 
 }  // namespace

@@ -14,10 +14,11 @@
 namespace distca {
 namespace {
 
-std::vector<int> peers(const MessageList& list) {
+std::vector<int> peers(const Program& program, const Op& op, const MessageList& list) {
   std::vector<int> ranks;
   ranks.reserve(list.messages.size());
-  for (const PeerMessage& message : list.messages) ranks.push_back(message.peer);
+  for (const PeerMessage& message : list.messages)
+    ranks.push_back(program.rank_of(op, message.peer));
   return ranks;
 }
 
@@ -173,8 +174,8 @@ class Playing {
             .nano_batch = op.nano_batch,
             .tick = op.tick,
             .tag = op.tag,
-            .from = peers(receives),
-            .to = peers(sends),
+            .from = peers(program_, op, receives),
+            .to = peers(program_, op, sends),
             .bytes = sends.bytes,
             .received_bytes = receives.bytes,
             .flops = op.flops};

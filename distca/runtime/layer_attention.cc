@@ -36,9 +36,11 @@ std::array<at::Tensor, 3> pieces_like(const HomeRows& home, const at::Tensor& fl
 
 }  // namespace
 
-LayerAttention::LayerAttention(AttentionKernel& kernel, Communicator& comm)
+LayerAttention::LayerAttention(AttentionKernel& kernel, Communicator& comm,
+                               const TensorPlace& tensor)
     : kernel_(kernel),
       comm_(comm),
+      tensor_(tensor),
       shape_(kernel.shape()),
       type_(kernel.type()),
       accumulator_(kernels::accumulator_type(type_)) {
@@ -160,12 +162,12 @@ void LayerAttention::pack(const LayerPass& layer, Content content) {
 std::unique_ptr<PendingExchange> LayerAttention::issue(const LayerPass& layer, Content content,
                                                        uint32_t tag, std::string_view operation,
                                                        Directions directions) {
-  const auto messages_of = [tag](const MessageList& list, std::span<std::byte> memory,
-                                 int64_t& bytes) {
+  const auto messages_of = [&](const MessageList& list, std::span<std::byte> memory,
+                               int64_t& bytes) {
     std::vector<Message> messages;
     messages.reserve(list.messages.size());
     for (const auto& [peer, offset, size] : list.messages) {
-      messages.push_back({peer, tag, memory.data() + offset, size});
+      messages.push_back({tensor_.rank_of(peer), tag, memory.data() + offset, size});
     }
     bytes += list.bytes;
     return messages;

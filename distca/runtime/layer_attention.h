@@ -69,8 +69,9 @@ struct LayerPass {
 
 class LayerAttention {
  public:
-  /// Borrows both, which must be on one device.
-  LayerAttention(AttentionKernel& kernel, Communicator& comm);
+  /// Borrows the first two, which must be on one device. The servers of exchanges are those ranks
+  /// of `comm` that have this index in tensor parallelism.
+  LayerAttention(AttentionKernel& kernel, Communicator& comm, const TensorPlace& tensor = {});
 
   /// Checks that the kernel computes the heads and types of the exchange (CHECK).
   void check(const AttentionExchange& exchange) const;
@@ -127,6 +128,7 @@ class LayerAttention {
 
   AttentionKernel& kernel_;
   Communicator& comm_;
+  TensorPlace tensor_;
   kernels::Shape shape_;
   ScalarType type_;         // the type of Q, K, V, O
   ScalarType accumulator_;  // the type of LSE and sums: fp64 for fp64, else fp32

@@ -9,10 +9,13 @@
 namespace distca {
 namespace {
 
-std::vector<Message> messages(const MessageList& list, uint32_t tag, std::byte* base) {
+std::vector<Message> messages(const Program& program, const Op& op, const MessageList& list,
+                              std::byte* base) {
   std::vector<Message> all;
-  for (const PeerMessage& m : list.messages)
-    all.push_back({.peer = m.peer, .tag = tag, .data = base + m.offset, .bytes = m.bytes});
+  for (const PeerMessage& m : list.messages) {
+    const int peer = program.rank_of(op, m.peer);
+    all.push_back({.peer = peer, .tag = op.tag, .data = base + m.offset, .bytes = m.bytes});
+  }
   return all;
 }
 
@@ -21,8 +24,8 @@ std::vector<Message> messages(const MessageList& list, uint32_t tag, std::byte* 
 void MessagesUnderWay::issue(const Op& op, std::byte* from, std::byte* to) {
   const MessageList &sends = program_.sends(op), &receives = program_.receives(op);
   if (sends.empty() && receives.empty()) return;
-  add(op,
-      comm_.exchange(messages(sends, op.tag, from), messages(receives, op.tag, to), describe(op)));
+  add(op, comm_.exchange(messages(program_, op, sends, from), messages(program_, op, receives, to),
+                         describe(op)));
 }
 
 void MessagesUnderWay::add(const Op& op, std::unique_ptr<PendingExchange> issued) {

@@ -14,7 +14,7 @@ namespace distca {
 
 class MessagesUnderWay {
  public:
-  /// Borrows both. The ranks of the program's messages are those of `comm`.
+  /// Borrows both. The ranks of the step (Program::rank_of) are those of `comm`.
   MessagesUnderWay(const Program& program, Communicator& comm) : program_(program), comm_(comm) {}
 
   /// Issues what a communication sends and receives, at the offsets of its messages from these

@@ -33,7 +33,10 @@ struct StepAttention::State {
 
 StepAttention::State::State(const Program& program_in, AttentionKernel& kernel, Communicator& comm,
                             const ExchangeBuffers& buffers_in)
-    : program(program_in), buffers(buffers_in), parts(kernel, comm), under_way(program_in, comm) {
+    : program(program_in),
+      buffers(buffers_in),
+      parts(kernel, comm, program_in.stage.tensor),
+      under_way(program_in, comm) {
   DISTCA_CHECK_EQ(kernel.cuda_device(), buffers.cuda_device());
   int nano_batches = 0;
   for (const Op& op : program.ops) {

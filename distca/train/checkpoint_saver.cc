@@ -110,7 +110,7 @@ Owned Owners::of(int rank) const {
   }
   Owned owned;
   if (options.distributed_optimizer) {
-    for (const Range& slice : gradient_slices(model, options, stage, server, run.grid.replicas))
+    for (const Range& slice : gradient_slices(model, options, stage, rank, run.grid.replicas))
       add_pieces(tensors, begins, slice, file_of(rank), owned.pieces);
   } else {
     owned.pieces =

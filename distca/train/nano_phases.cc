@@ -13,13 +13,15 @@
 
 namespace distca {
 NanoPhases::NanoPhases(const Llama& model, StepAttention& attention, int nano_batch,
-                       const LocalTokens& tokens, const Options& options)
+                       const LocalTokens& tokens, const NanoOptions& options)
     : model_(model),
       attention_(attention),
       nano_batch_(nano_batch),
       options_(options),
+      chunks_(options.chunks(static_cast<int64_t>(tokens.ids.size()))),
       layers_(model.config().num_hidden_layers) {
-  DISTCA_CHECK(!by_chunks() || options.chunk_rows > 0, "chunks of {} rows", options.chunk_rows);
+  DISTCA_CHECK(!options.by_chunks() || options.chunk_rows > 0, "chunks of {} rows",
+               options.chunk_rows);
   const at::Device device = model.parameters()[0].device();
   const auto tensor = [&](const std::vector<int64_t>& values) {
     return upload(at::tensor(values, at::kLong), device);
@@ -35,36 +37,44 @@ Keep NanoPhases::keep() const {
   return options_.recompute == Recompute::kNone ? Keep::kProducts : Keep::kInputs;
 }
 
-/// Without kFull, all rows are one chunk.
-int64_t NanoPhases::rows_at_once() const {
-  return by_chunks() ? options_.chunk_rows : std::max<int64_t>(1, ids_.size(0));
+void NanoPhases::play(const Op& op) {
+  op.pass == Pass::kForward ? play_forward(op) : play_backward(op);
 }
 
-/// At least once: no rows have shapes, too.
-void NanoPhases::for_chunks(const std::function<void(int64_t begin, int64_t count)>& work) const {
-  const int64_t total = ids_.size(0);
-  int64_t begin = 0;
-  do {
-    work(begin, std::min(rows_at_once(), total - begin));
-    begin += rows_at_once();
-  } while (begin < total);
-}
-
-/// Puts a chunk's rows into those of all tokens.
-void NanoPhases::put(at::Tensor& all, const at::Tensor& rows, int64_t begin) const {
-  if (rows.size(0) == ids_.size(0)) {
-    all = rows;
-    return;
+void NanoPhases::play_forward(const Op& op) {
+  switch (op.kind) {
+    case OpKind::kEmbed:
+      return begin(model_.embed(ids_));
+    case OpKind::kPreAttention:
+      return pre_attention(op.layer);
+    case OpKind::kPostAttention:
+      return post_attention(op.layer);
+    default:
+      DISTCA_CHECK(false, "no forward operation: {}", describe(op));
   }
-  if (!all.defined()) {
-    std::vector<int64_t> sizes = rows.sizes().vec();
-    sizes[0] = ids_.size(0);
-    all = at::empty(sizes, rows.options());
-  }
-  all.narrow(0, begin, rows.size(0)).copy_(rows);
 }
 
-void NanoPhases::embed() { begin(model_.embed(ids_)); }
+void NanoPhases::play_backward(const Op& op) {
+  switch (op.kind) {
+    case OpKind::kLoss:
+      return;  // done in forward
+    case OpKind::kPostAttention:
+      return post_attention_backward(op.layer, op.leaves_weights);
+    case OpKind::kPreAttention:
+      return pre_attention_backward(op.layer, op.leaves_weights);
+    case OpKind::kWeightGradient:
+      return weight_gradient(op.layer);
+    case OpKind::kEmbed:
+      return embed_backward();
+    default:
+      DISTCA_CHECK(false, "no backward operation: {}", describe(op));
+  }
+}
+
+void NanoPhases::pack(const Op& op) {
+  DISTCA_CHECK(false, "{} of phases that nobody divides", describe(op));
+}
+void NanoPhases::land(const Op& op) { pack(op); }
 
 void NanoPhases::begin(const at::Tensor& x) {
   DISTCA_CHECK(x.size(0) == ids_.size(0), "{} rows for {} tokens", x.size(0), ids_.size(0));
@@ -81,14 +91,14 @@ std::shared_ptr<const Llama::Rope> NanoPhases::rope_of(int64_t begin, int64_t co
 NanoPhases::Qkv NanoPhases::pre_attention_of_all(Layer& l, int layer, bool keeps) const {
   Qkv all;
   l.pre.clear();
-  for_chunks([&](int64_t begin, int64_t count) {
+  chunks_.for_each([&](int64_t begin, int64_t count) {
     Qkv of_chunk;
     std::shared_ptr<Llama::PreAttention> kept;
     model_.pre_attention(layer, l.x.narrow(0, begin, count), *rope_of(begin, count), &of_chunk.q,
                          &of_chunk.k, &of_chunk.v, keep(), keeps ? &kept : nullptr);
-    put(all.q, of_chunk.q, begin);
-    put(all.k, of_chunk.k, begin);
-    put(all.v, of_chunk.v, begin);
+    chunks_.put(all.q, of_chunk.q, begin);
+    chunks_.put(all.k, of_chunk.k, begin);
+    chunks_.put(all.v, of_chunk.v, begin);
     if (keeps) l.pre.push_back(std::move(kept));
   });
   return all;
@@ -97,7 +107,7 @@ NanoPhases::Qkv NanoPhases::pre_attention_of_all(Layer& l, int layer, bool keeps
 void NanoPhases::pre_attention(int layer) {
   Layer& l = layers_[layer];
   l.x = std::exchange(x_, at::Tensor());
-  const bool keeps = at::GradMode::is_enabled() && !by_chunks();
+  const bool keeps = at::GradMode::is_enabled() && !options_.by_chunks();
   const Qkv all = pre_attention_of_all(l, layer, keeps);
   attention_.set_qkv(nano_batch_, layer, all.q, all.k, all.v);
 }
@@ -105,17 +115,17 @@ void NanoPhases::pre_attention(int layer) {
 void NanoPhases::post_attention(int layer) {
   Layer& l = layers_[layer];
   const at::Tensor& o = attention_.o(nano_batch_, layer);
-  const bool keeps = at::GradMode::is_enabled() && !by_chunks();
-  for_chunks([&](int64_t begin, int64_t count) {
-    put(x_,
-        model_.post_attention(layer, l.x.narrow(0, begin, count), o.narrow(0, begin, count), keep(),
-                              keeps ? &l.post : nullptr),
-        begin);
+  const bool keeps = at::GradMode::is_enabled() && !options_.by_chunks();
+  chunks_.for_each([&](int64_t begin, int64_t count) {
+    chunks_.put(x_,
+                model_.post_attention(layer, l.x.narrow(0, begin, count), o.narrow(0, begin, count),
+                                      keep(), keeps ? &l.post : nullptr),
+                begin);
   });
   if (!at::GradMode::is_enabled()) {
     attention_.drop(nano_batch_, layer);
     l = {};
-  } else if (by_chunks() && !options_.keys_travel_again) {
+  } else if (options_.by_chunks() && !options_.keys_travel_again) {
     attention_.drop_qkv(nano_batch_, layer);
   }
 }
@@ -139,20 +149,21 @@ void NanoPhases::post_attention_backward(int layer, bool leaves_weights) {
   Layer& l = layers_[layer];
   const at::Tensor o = attention_.o(nano_batch_, layer);
   at::Tensor d_o;
-  for_chunks([&](int64_t begin, int64_t count) {
+  chunks_.for_each([&](int64_t begin, int64_t count) {
     const at::Tensor of_chunk = o.narrow(0, begin, count);
     const std::shared_ptr<Llama::PostAttention> kept =
-        by_chunks() ? model_.post_attention_again(layer, l.x.narrow(0, begin, count), of_chunk)
-                    : std::exchange(l.post, nullptr);
+        options_.by_chunks()
+            ? model_.post_attention_again(layer, l.x.narrow(0, begin, count), of_chunk)
+            : std::exchange(l.post, nullptr);
     at::Tensor d_y = gradient_.narrow(0, begin, count);
     if (count == ids_.size(0)) gradient_.reset();
     const auto [d_x, of_o] = model_.post_attention_backward(layer, of_chunk, *kept, std::move(d_y),
                                                             leaves_weights ? &l.left : nullptr);
-    put(l.d_x, d_x, begin);
-    put(d_o, of_o, begin);
+    chunks_.put(l.d_x, d_x, begin);
+    chunks_.put(d_o, of_o, begin);
   });
   gradient_.reset();
-  if (by_chunks() && !options_.keys_travel_again) {
+  if (options_.by_chunks() && !options_.keys_travel_again) {
     const Qkv all = pre_attention_of_all(l, layer, /*keeps=*/true);
     attention_.set_qkv_again(nano_batch_, layer, all.q, all.k, all.v);
   }
@@ -163,12 +174,12 @@ void NanoPhases::pre_attention_backward(int layer, bool leaves_weights) {
   Layer& l = layers_[layer];
   at::Tensor dq, dk, dv;
   attention_.take_gradients(nano_batch_, layer, &dq, &dk, &dv);
-  for_chunks([&](int64_t begin, int64_t count) {
+  chunks_.for_each([&](int64_t begin, int64_t count) {
     const at::Tensor x = l.x.narrow(0, begin, count);
     const std::shared_ptr<const Llama::Rope> rope = rope_of(begin, count);
     std::shared_ptr<Llama::PreAttention> kept;
     if (!l.pre.empty()) {
-      kept = std::exchange(l.pre[begin / rows_at_once()], nullptr);
+      kept = std::exchange(l.pre[begin / chunks_.at_once], nullptr);
     } else {  // servers have got Q, K and V again without it
       Qkv unused;
       model_.pre_attention(layer, x, *rope, &unused.q, &unused.k, &unused.v, keep(), &kept);

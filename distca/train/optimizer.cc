@@ -240,7 +240,7 @@ int64_t Optimizer::state_bytes() const {
                               (s.keeps_main_params() ? s.main_params.nbytes() : 0));
 }
 
-void Optimizer::gather_weights(Communicator& servers) {
+void Optimizer::gather_weights(Communicator& workers) {
   const State& s = *state_;
   if (!s.exchange->distributed_optimizer) return;
   auto* const base = static_cast<std::byte*>(s.weights.storage.data_ptr());
@@ -255,13 +255,13 @@ void Optimizer::gather_weights(Communicator& servers) {
     const std::vector<Message> sends = messages_of(bucket.gather_sends);
     const std::vector<Message> receives = messages_of(bucket.gather_receives);
     if (!sends.empty() || !receives.empty())
-      servers.exchange(sends, receives, "gathering the weights")->wait();
+      workers.exchange(sends, receives, "gathering the weights")->wait();
   }
 }
 
-std::vector<at::Tensor> Optimizer::gather_main_params(Communicator& servers) {
+std::vector<at::Tensor> Optimizer::gather_main_params(Communicator& workers) {
   State& s = *state_;
-  const int mine = servers.rank(), first = s.exchange->first_rank;
+  const int mine = workers.rank(), first = s.exchange->groups.front().front();
   for (const Bucket& bucket : s.buckets) {
     for (const Piece& piece : bucket.pieces) {
       s.gradients.narrow(0, piece.in_flat, piece.elements.size())
@@ -273,7 +273,7 @@ std::vector<at::Tensor> Optimizer::gather_main_params(Communicator& servers) {
     const auto base =
         static_cast<std::byte*>(s.gradients.narrow(0, bucket.elements.begin, 1).data_ptr());
     const auto bytes = static_cast<int64_t>(s.gradients.element_size());
-    const int root = bucket.is_tied ? 0 : first;  // tied weights are the first stage's to bring
+    const int root = s.exchange->groups[bucket.group].front();
     std::vector<Message> sends, receives;
     if (mine != root && !bucket.own.empty()) {
       sends.push_back({.peer = root,
@@ -290,7 +290,7 @@ std::vector<at::Tensor> Optimizer::gather_main_params(Communicator& servers) {
                           .bytes = message.bytes});
     }
     if (!sends.empty() || !receives.empty())
-      servers.exchange(sends, receives, "gathering the trained weights")->wait();
+      workers.exchange(sends, receives, "gathering the trained weights")->wait();
   }
   if (mine != first) return {};
   std::vector<at::Tensor> main_params;

@@ -77,7 +77,7 @@ class Optimizer {
   void load(StatePart part, size_t weight, const at::Tensor& held);
   /// Where each rank has loaded only what it updates of the weights, brings it the rest. The ranks
   /// are those of gather_main_params().
-  void gather_weights(Communicator& servers);
+  void gather_weights(Communicator& workers);
   /// To be called after load(), with the number that belongs to the state.
   void set_updates(int64_t updates);
   /// Bytes of the moments and of main params that are not the parameters.
@@ -86,9 +86,9 @@ class Optimizer {
   /// Brings all main params that this rank holds to the first replica of them. There it returns
   /// them in the order of the weights; they lie where the gradients lay. Elsewhere it returns
   /// nothing. With ZeRO-1, the last stage's copy of a tied embedding is not whole: rank 0 has it.
-  /// `servers` are the ranks that hold weights, with tensor parallelism those of this rank's index,
-  /// and all of them call it.
-  std::vector<at::Tensor> gather_main_params(Communicator& servers);
+  /// Of what ranks of a server share, the first of them has it. `workers` are all ranks that hold
+  /// weights, and all of them call it.
+  std::vector<at::Tensor> gather_main_params(Communicator& workers);
 
  private:
   struct State;

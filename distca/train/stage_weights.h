@@ -23,8 +23,8 @@ struct KeptWeight {
 /// all but the last stage's copy of a tied embedding, and what a rank of a lower index in tensor
 /// parallelism holds, too.
 std::vector<KeptWeight> kept_weights(const LlamaConfig& model, const Stage& stage);
-/// Returns these and, on the last stage, its copy of a tied embedding. Under ZeRO-1, both stages
-/// keep slices of it.
+/// All weights that the rank holds. Under ZeRO-1, it keeps a slice of each, also of what others
+/// hold.
 std::vector<KeptWeight> kept_slices(const LlamaConfig& model, const Stage& stage);
 
 }  // namespace distca

@@ -64,7 +64,7 @@ void read_start_weights(Communicator& comm, const CheckpointReader* checkpoint,
     if (!checkpoint || error.kind() != ErrorKind::kCheckpoint) throw;
     throw DamagedCheckpoint(*checkpoint, error);
   }
-  if (checkpoint && weights) weights->optimizer.gather_weights(weights->servers());
+  if (checkpoint && weights) weights->optimizer.gather_weights(weights->all_workers);
 }
 
 void load_weights(const HuggingFaceWeights& weights, const Llama& model) {

@@ -13,19 +13,27 @@
 #include "distca/train/nano_phases.h"
 #include "distca/train/stage_p2p.h"
 #include "distca/train/step_losses.h"
+#include "distca/train/tensor_messages.h"
+#include "distca/train/tensor_nano_phases.h"
 
 namespace distca {
 namespace {
 
 class Player final : public OpPlayer {
  public:
-  Player(StepAttention& attention, StageP2p& p2p, WeightUpdate& update, const OpWatch& watch)
-      : attention_(attention), p2p_(p2p), update_(update), watch_(watch) {}
+  Player(StepAttention& attention, StageP2p& p2p, TensorMessages& tensor, WeightUpdate& update,
+         const OpWatch& watch)
+      : attention_(attention), p2p_(p2p), tensor_(tensor), update_(update), watch_(watch) {}
 
   /// The next nano-batch. A dedicated server has none.
-  void add(const Llama& model, const LocalTokens& tokens, const NanoPhases::Options& options) {
-    nanos_.push_back(std::make_unique<NanoPhases>(
-        model, attention_, static_cast<int>(nanos_.size()), tokens, options));
+  void add(const Llama& model, const LocalTokens& tokens, const NanoOptions& options) {
+    const int index = static_cast<int>(nanos_.size());
+    if (model.stage().tensor.size > 1) {
+      nanos_.push_back(
+          std::make_unique<TensorNanoPhases>(model, attention_, tensor_, index, tokens, options));
+    } else {
+      nanos_.push_back(std::make_unique<NanoPhases>(model, attention_, index, tokens, options));
+    }
     losses_.add(tokens);
   }
 
@@ -38,10 +46,12 @@ class Player final : public OpPlayer {
   void pack(const Op& op) override {
     notify(op, false);
     if (is_of_weights(op.kind)) return;
+    if (is_of_tensor(op.kind)) return nanos_[op.nano_batch]->pack(op);
     op.kind == OpKind::kP2p ? pack_p2p(op) : attention_.pack(op);
   }
   void land(const Op& op) override {
     if (is_of_weights(op.kind)) return;
+    if (is_of_tensor(op.kind)) return nanos_[op.nano_batch]->land(op);
     op.kind == OpKind::kP2p ? land_p2p(op) : attention_.land(op);
   }
   void issue(const Op& op) override {
@@ -67,19 +77,20 @@ class Player final : public OpPlayer {
     if (is_of_weights(op.kind)) {
       return update_.play(op, op.kind == OpKind::kGradNorm ? losses_.sum() : 0);
     }
-    op.pass == Pass::kForward ? play_forward(op) : play_backward(op);
+    play_phase(op);
   }
 
   /// Calls `work` with what plays a communication.
   template <typename Work>
   void with_its_part(const Op& op, const Work& work) {
     if (is_of_weights(op.kind)) return work(update_);
+    if (is_of_tensor(op.kind)) return work(tensor_);
     op.kind == OpKind::kP2p ? work(p2p_) : work(attention_);
   }
 
   void pack_p2p(const Op& op) {
     if (op.is_receive) return;
-    std::unique_ptr<NanoPhases>& nano = nanos_[op.nano_batch];
+    std::unique_ptr<NanoPlayer>& nano = nanos_[op.nano_batch];
     const bool forward = op.pass == Pass::kForward;
     p2p_.pack(op, forward ? nano->take_output() : nano->take_gradient());
     if (nano->is_done() || !at::GradMode::is_enabled()) nano.reset();
@@ -87,63 +98,34 @@ class Player final : public OpPlayer {
 
   void land_p2p(const Op& op) {
     if (!op.is_receive) return;
-    NanoPhases& nano = *nanos_[op.nano_batch];
+    NanoPlayer& nano = *nanos_[op.nano_batch];
     const at::Tensor rows = p2p_.land(op);
     op.pass == Pass::kForward ? nano.begin(rows) : nano.begin_backward(rows);
   }
 
-  void play_forward(const Op& op) {
-    NanoPhases& nano = *nanos_[op.nano_batch];
-    switch (op.kind) {
-      case OpKind::kEmbed:
-        return nano.embed();
-      case OpKind::kPreAttention:
-        return nano.pre_attention(op.layer);
-      case OpKind::kPostAttention:
-        return nano.post_attention(op.layer);
-      case OpKind::kLoss:
-        return play_loss(op.nano_batch);
-      default:
-        DISTCA_CHECK(false, "no forward operation: {}", describe(op));
-    }
+  void play_phase(const Op& op) {
+    std::unique_ptr<NanoPlayer>& nano = nanos_[op.nano_batch];
+    if (op.kind == OpKind::kLoss && op.pass == Pass::kForward) return play_loss(op.nano_batch);
+    nano->play(op);
+    if (op.pass == Pass::kBackward && nano->is_done()) nano.reset();
   }
 
   void play_loss(int nano_batch) {
-    std::unique_ptr<NanoPhases>& nano = nanos_[nano_batch];
-    if (at::GradMode::is_enabled()) return losses_.put(nano_batch, nano->loss());
+    std::unique_ptr<NanoPlayer>& nano = nanos_[nano_batch];
+    const bool trains = at::GradMode::is_enabled();
     at::Tensor of_tokens;
-    const at::Tensor sums = nano->evaluated_loss(&of_tokens);
-    losses_.put(nano_batch, sums, of_tokens);
-    nano.reset();
-  }
-
-  void play_backward(const Op& op) {
-    std::unique_ptr<NanoPhases>& nano = nanos_[op.nano_batch];
-    switch (op.kind) {
-      case OpKind::kLoss:
-        return;  // done in forward
-      case OpKind::kPostAttention:
-        return nano->post_attention_backward(op.layer, op.leaves_weights);
-      case OpKind::kPreAttention:
-        return nano->pre_attention_backward(op.layer, op.leaves_weights);
-      case OpKind::kWeightGradient:
-        nano->weight_gradient(op.layer);
-        break;
-      case OpKind::kEmbed:
-        nano->embed_backward();
-        break;
-      default:
-        DISTCA_CHECK(false, "no backward operation: {}", describe(op));
-    }
-    if (nano->is_done()) nano.reset();
+    const at::Tensor sums = trains ? nano->loss() : nano->evaluated_loss(&of_tokens);
+    if (sums.defined()) losses_.put(nano_batch, sums, of_tokens);
+    if (!trains) nano.reset();
   }
 
   StepAttention& attention_;
   StageP2p& p2p_;
+  TensorMessages& tensor_;
   WeightUpdate& update_;
   const OpWatch& watch_;
   StepLosses losses_;
-  std::vector<std::unique_ptr<NanoPhases>> nanos_;  // several are alive at a time
+  std::vector<std::unique_ptr<NanoPlayer>> nanos_;  // several are alive at a time
 };
 
 /// Returns true if servers get Q, K, V again for backward of a nano-batch.
@@ -161,7 +143,8 @@ Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
       model_(model),
       comm_(comm),
       options_(options),
-      kernel_(kernel_request(config, options.kernel, options.threads, comm.cuda_device())),
+      kernel_(kernel_request(config.divided(options.tensor), options.kernel, options.threads,
+                             comm.cuda_device())),
       buffers_(comm.cuda_device()) {}
 Step::~Step() = default;
 
@@ -180,11 +163,11 @@ StepResult Step::play_all(const StepInput& input, double loss_scale, const Updat
   buffers_.prepare(input.program);
   StepAttention attention(input.program, kernel_, comm_, buffers_);
   StageP2p p2p(input.program, buffers_, comm_, config_);
-  WeightUpdate update(input.program, buffers_, comm_, request);
-  Player player(attention, p2p, update, watch_);
+  TensorMessages tensor(input.program, buffers_, comm_, config_);
+  WeightUpdate update(input.program, buffers_, comm_, config_, request);
+  Player player(attention, p2p, tensor, update, watch_);
   if (model_ != nullptr) {
     DISTCA_CHECK(input.program.stage == model_->stage(), "a program of another stage");
-    DISTCA_CHECK_EQ(model_->stage().tensor.size, 1);  // no phase sums over ranks that divide layers
     model_->refresh_copies();
     for (size_t nano = 0; nano < input.tokens.size(); ++nano) {
       player.add(*model_, input.tokens[nano],
@@ -200,6 +183,7 @@ StepResult Step::play_all(const StepInput& input, double loss_scale, const Updat
   play(input.program, player, &times, recorder_, clock.get());
   ExchangeBytes bytes = attention.bytes();
   bytes += p2p.bytes();
+  bytes += tensor.bytes();
   return {.loss_sum = player.losses().sum(),
           .bytes = bytes,
           .times = times,

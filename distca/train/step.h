@@ -6,8 +6,11 @@
 //     Step step(config.model, &model, comm, step_options(config));
 //     const StepResult result = step.train(input, num_targets, {.optimizer = &optimizer, ...});
 //
-// Autograd lives inside a phase; the backward of a phase is an operation of the program (DESIGN,
-// "One layer of one nano-batch"). Thread rule: one thread; all ranks run the same steps in the same
+// With tensor parallelism, a worker is one of the ranks that divide the matrices of its layers
+// (docs/program.md, "Phases that ranks divide").
+//
+// The backward of a phase is an operation of the program (DESIGN, "One layer of one nano-batch").
+// Thread rule: one thread; all ranks run the same steps in the same
 // order.
 
 #include <functional>

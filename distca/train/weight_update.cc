@@ -47,7 +47,8 @@ void put_square_sums_of_host(const at::Tensor& slice, double* sums) {
 }  // namespace
 
 WeightUpdate::WeightUpdate(const Program& program, const ExchangeBuffers& buffers,
-                           Communicator& comm, const UpdateRequest& request)
+                           Communicator& comm, const LlamaConfig& model,
+                           const UpdateRequest& request)
     : program_(program),
       buffers_(buffers),
       request_(request),
@@ -61,7 +62,13 @@ WeightUpdate::WeightUpdate(const Program& program, const ExchangeBuffers& buffer
   DISTCA_CHECK(program.stage.count == 1 || request.all_stages != nullptr,
                "the norm of {} stages, which have no group", program.stage.count);
   const at::Tensor& gradients = request.optimizer->gradients();
-  squares_.assign(gradients.numel() / kFlatBlock + 1, 0.0);
+  int64_t blocks = 0;
+  Stage stage = program.stage;
+  for (stage.tensor.index = 0; stage.tensor.index < stage.tensor.size; ++stage.tensor.index) {
+    first_blocks_.push_back(blocks);
+    blocks += flat_layout(weight_table(model, stage)).elements / kFlatBlock;
+  }
+  squares_.assign(blocks + 1, 0.0);
   if (!as_on_device(comm.cuda_device())) return;
   device_squares_ = std::make_unique<at::Tensor>(
       at::zeros({static_cast<int64_t>(squares_.size())}, gradients.options().dtype(at::kDouble)));
@@ -119,7 +126,14 @@ void WeightUpdate::add(const Op& op) {
     if (!has_own) add_part(own);
     if (!sum.is_same(own)) own.copy_(sum);
   }
-  put_square_sums(own, bucket.own.begin / kFlatBlock);
+  put_square_sums(own, first_block_of(bucket) + bucket.own.begin / kFlatBlock);
+}
+
+/// Gradients that several ranks of a server share lie in the same blocks of each, and count as the
+/// first one's.
+int64_t WeightUpdate::first_block_of(const GradientBucket& bucket) const {
+  const std::vector<int>& ranks = program_.gradients->groups[bucket.group];
+  return first_blocks_[ranks.front() % program_.stage.tensor.size];
 }
 
 void WeightUpdate::put_square_sums(const at::Tensor& slice, int64_t first_block) {

@@ -31,8 +31,10 @@ struct GradientSum {
 
 /// How a step sums its gradients and updates the weights with them.
 struct UpdateRequest {
-  Optimizer* optimizer = nullptr;   // null on a dedicated server
-  Communicator* workers = nullptr;  // the ranks that hold these weights, all in one stage
+  Optimizer* optimizer = nullptr;  // null on a dedicated server
+  /// The ranks of one stage, in ascending order: those that hold these weights and, with tensor
+  /// parallelism, the other parts of the same matrices.
+  Communicator* workers = nullptr;
   /// In a pipeline, the ranks that hold any weights, in the order of the stages. Without one, it is
   /// not used.
   Communicator* all_stages = nullptr;
@@ -48,9 +50,10 @@ struct UpdateRequest {
 
 class WeightUpdate {
  public:
-  /// Borrows all of them. Messages go through `comm`, whose ranks are the program's.
+  /// Borrows all of them but the model's shape. Messages go through `comm`, whose ranks are the
+  /// program's.
   WeightUpdate(const Program& program, const ExchangeBuffers& buffers, Communicator& comm,
-               const UpdateRequest& request);
+               const LlamaConfig& model, const UpdateRequest& request);
   ~WeightUpdate();
 
   // The parts of a communication, with the names of OpPlayer (executor.h).
@@ -69,6 +72,7 @@ class WeightUpdate {
   void add(const Op& op);
   void norm(double loss_sum);
   void put_square_sums(const at::Tensor& slice, int64_t first_block);
+  int64_t first_block_of(const GradientBucket& bucket) const;
   void sum_over_workers(double loss_sum);
   std::pair<double, double> sum_of_stages(double squares, double loss) const;
 
@@ -77,9 +81,10 @@ class WeightUpdate {
   const UpdateRequest& request_;
   const int rank_;
   MessagesUnderWay under_way_;
-  /// [block of the flat gradients] Sums of squares, of those that this rank has added up; then the
-  /// loss.
+  /// Sums of squares, of those that this rank has added up; then the loss. The blocks of the flat
+  /// gradients of each index in tensor parallelism, one after another.
   std::vector<double> squares_;
+  std::vector<int64_t> first_blocks_;           // [index]
   std::unique_ptr<at::Tensor> device_squares_;  // squares_ on a device until the norm is wanted
   GradientSum sum_;
   bool updates_ = false;

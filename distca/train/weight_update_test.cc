@@ -112,7 +112,7 @@ Trained train(const UpdateWay& way, int refused = -1) {
                                   .max_grad_norm = 1,
                                   .lr = 0.01,
                                   .accepts = [&](const GradientSum&) { return step != refused; }};
-      WeightUpdate update(program, buffers, comm, request);
+      WeightUpdate update(program, buffers, comm, config, request);
       UpdatePlayer player(update, comm.rank() + 1.0);
       OpTimes times;
       play(program, player, &times);

@@ -113,7 +113,6 @@ WorkerWeights::WorkerWeights(const Config& config, Communicator& comm, const Run
       optimizer(model, static_cast<uint64_t>(config.train.seed), config.optimizer, gradients),
       group(comm.split(run.replicas_of(comm.rank()))),
       whole_group(run.divides_model() ? comm.split_first(run.num_workers()) : nullptr),
-      server_group(run.tensor > 1 ? comm.split(run.servers_of(comm.rank())) : nullptr),
       workers(*group, kTracedTags + kTracedTagsEach, run.replicas_of(comm.rank())),
       all_workers(whole_group ? *whole_group : *group, kTracedTags + 2 * kTracedTagsEach) {}
 
@@ -153,7 +152,7 @@ std::vector<at::Tensor> gather_parts(Communicator& all_workers, const RunGrid& r
 
 std::vector<at::Tensor> gather_trained_weights(WorkerWeights& weights, const RunGrid& run) {
   const std::vector<at::Tensor> main_params =
-      weights.optimizer.gather_main_params(weights.servers());
+      weights.optimizer.gather_main_params(weights.all_workers);
   if (!run.divides_model() || main_params.empty()) return main_params;
   return gather_parts(weights.all_workers, run, weights.model.config(), main_params);
 }

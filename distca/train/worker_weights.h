@@ -28,19 +28,15 @@ struct WorkerWeights {
 
   /// The group for UpdateRequest::all_stages. It is null where each worker holds the whole model.
   Communicator* all_stages() { return whole_group ? &all_workers : nullptr; }
-  /// The ranks that hold weights and have this rank's index in tensor parallelism: a rank of each
-  /// server, in their order.
-  Communicator& servers() { return server_group ? *server_group : all_workers; }
   /// Records what the groups do in `recorder`. Null means that it is not recorded.
   void set_recorder(TraceRecorder* recorder);
 
   std::shared_ptr<const GradientExchange> gradients;
   Llama model;  // the rank's stage of it
   Optimizer optimizer;
-  std::unique_ptr<Communicator> group;         // the ranks that hold the same weights
-  std::unique_ptr<Communicator> whole_group;   // all workers, null where each holds the whole model
-  std::unique_ptr<Communicator> server_group;  // null without tensor parallelism
-  TracedCommunicator workers;                  // `group`, traced
+  std::unique_ptr<Communicator> group;        // the ranks that hold the same weights
+  std::unique_ptr<Communicator> whole_group;  // all workers, null where each holds the whole model
+  TracedCommunicator workers;                 // `group`, traced
   /// All ranks that hold weights, traced.
   TracedCommunicator all_workers;
 };

@@ -42,8 +42,13 @@ void check_references(const Program& program, std::vector<std::string>& wrong) {
       wrong.push_back(fmt::format("{} sends or receives nano-batch {} of {}", numbered(program, i),
                                   op.nano_batch, program.p2p_messages.size()));
     }
-    const bool has_exchange =
-        !of_bucket && !is_p2p && (op.stream == Stream::kComm || op.kind == OpKind::kCoreAttention);
+    if (is_of_tensor(op.kind) &&
+        (op.nano_batch < 0 || op.nano_batch >= static_cast<int>(program.tensor_rows.size()))) {
+      wrong.push_back(fmt::format("{} carries rows of nano-batch {} of {}", numbered(program, i),
+                                  op.nano_batch, program.tensor_rows.size()));
+    }
+    const bool has_exchange = !of_bucket && !is_p2p && !is_of_tensor(op.kind) &&
+                              (op.stream == Stream::kComm || op.kind == OpKind::kCoreAttention);
     if (has_exchange && (op.exchange < 0 || op.exchange >= num_exchanges || op.layer_step < 0)) {
       wrong.push_back(fmt::format("{} belongs to exchange {} of {}, layer step {}",
                                   numbered(program, i), op.exchange, num_exchanges, op.layer_step));
@@ -100,8 +105,11 @@ bool ProgramOrder::ended(int32_t a, int32_t b) const {
 bool ProgramOrder::landed(int32_t a, int32_t b) const {
   const Op& op = program_.ops[b];
   if (op.stream == Stream::kCompute) return landed_by_[a] <= b;
-  return landed_by_[a] <= computed_before_[b] ||
-         std::find(op.wait_for.begin(), op.wait_for.end(), a) != op.wait_for.end();
+  if (landed_by_[a] <= computed_before_[b]) return true;
+  // Or before a communication that this one waits for began.
+  return std::ranges::any_of(op.wait_for, [&](int32_t dep) {
+    return dep == a || (dep > a && program_.ops[dep].stream == Stream::kComm && landed(a, dep));
+  });
 }
 
 bool ProgramOrder::left(int32_t a, int32_t b) const {

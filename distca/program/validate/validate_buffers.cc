@@ -31,6 +31,10 @@ std::optional<Roles> roles_of(const Op& op) {
       return Roles{BufferRole::kActivationOut, BufferRole::kActivationIn};
     case OpKind::kGradReduce:
       return Roles{BufferRole::kGradParts, BufferRole::kGradParts};
+    case OpKind::kGatherRows:
+      return Roles{BufferRole::kRows, BufferRole::kRows};
+    case OpKind::kSumRows:
+      return Roles{BufferRole::kPartsOut, BufferRole::kPartsIn};
     default:
       return std::nullopt;
   }
@@ -39,7 +43,18 @@ std::optional<Roles> roles_of(const Op& op) {
 /// Put in its place by the exchange itself, once it has landed.
 bool lands_at_home(BufferRole role) {
   return role == BufferRole::kOIn || role == BufferRole::kGradientIn ||
-         role == BufferRole::kActivationIn;
+         role == BufferRole::kActivationIn || role == BufferRole::kPartsIn;
+}
+
+/// Does the phase `reader` of a layer read what this kGatherRows has gathered?
+bool reads_rows(const Op& reader, const Op& gather) {
+  if (reader.nano_batch != gather.nano_batch || reader.layer != gather.layer ||
+      reader.pass != gather.pass)
+    return false;
+  // In backward, the output projection's rows come with those of pre-attention.
+  return reader.kind == gather.of_phase ||
+         (reader.pass == Pass::kBackward && reader.kind == OpKind::kPreAttention &&
+          gather.of_phase == OpKind::kOutProjection);
 }
 
 /// May `reader` use what `writer` has written into a buffer of this role?
@@ -66,6 +81,13 @@ bool is_meant(const Op& reader, BufferRole role, const Op& writer) {
     case BufferRole::kGradParts:
       return reader.kind == OpKind::kGradAdd && writer.kind == OpKind::kGradReduce &&
              reader.bucket == writer.bucket;
+    case BufferRole::kRows:
+      return writer.kind == OpKind::kGatherRows &&
+             (&writer == &reader || reads_rows(reader, writer));
+    case BufferRole::kPartsOut:
+      return reader.kind == OpKind::kSumRows && reader.of_phase == writer.kind &&
+             reader.nano_batch == writer.nano_batch && reader.layer == writer.layer && same_pass;
+    case BufferRole::kPartsIn:
     case BufferRole::kOIn:
     case BufferRole::kGradientIn:
     case BufferRole::kActivationIn:
@@ -86,6 +108,10 @@ class Buffers {
       for (int32_t buffer : op.reads) read(i, buffer);
       const How how = op.stream == Stream::kCompute ? How::kComputed : How::kPacked;
       for (int32_t buffer : op.writes) write(i, buffer, how);
+      if (op.kind == OpKind::kGatherRows) {
+        gather(i);
+        continue;
+      }
       if (op.in >= 0) write(i, op.in, How::kReceived);
       if (op.out >= 0) {
         read(i, op.out);
@@ -132,10 +158,16 @@ class Buffers {
     }
     for (int32_t buffer : op.writes) {
       const BufferRole role = program_.buffers[buffer].role;
-      const bool meant = op.kind == OpKind::kCoreAttention &&
-                         (op.pass == Pass::kForward ? role == BufferRole::kOOut
-                                                    : role == BufferRole::kAccumulators ||
-                                                          role == BufferRole::kGradientOut);
+      const bool forward = op.pass == Pass::kForward;
+      const bool leaves_parts =
+          op.kind == OpKind::kPostAttention ||
+          op.kind == (forward ? OpKind::kOutProjection : OpKind::kPreAttention) ||
+          (forward && op.kind == OpKind::kEmbed);
+      const bool meant =
+          op.kind == OpKind::kCoreAttention
+              ? (forward ? role == BufferRole::kOOut
+                         : role == BufferRole::kAccumulators || role == BufferRole::kGradientOut)
+              : leaves_parts && role == BufferRole::kPartsOut;
       if (!meant) say(i, fmt::format("writes {}, which is not its", named(buffer)));
     }
   }
@@ -168,7 +200,7 @@ class Buffers {
       still(state.last_compute, "use");
     }
     for (int32_t sender : state.senders) {
-      if (!order_.left(sender, i)) still(sender, "send from");
+      if (!has_used(sender, i)) still(sender, "send from");
     }
     if (state.writer >= 0 && state.how == How::kReceived && !is_over(state, i)) {
       still(state.writer, "receive into");
@@ -177,11 +209,28 @@ class Buffers {
     if (how == How::kComputed) state.last_compute = i;
   }
 
+  /// Has this operation, which has sent from a buffer, read all that it reads of it? A kSumRows
+  /// adds its own rows, too, when it has landed.
+  bool has_used(int32_t sender, int32_t i) const {
+    return order_.left(sender, i) &&
+           (program_.ops[sender].kind != OpKind::kSumRows || order_.landed(sender, i));
+  }
   /// Has the buffer been written in full when `i` begins? What is packed is there at once.
   bool is_over(const State& state, int32_t i) const {
     return state.how == How::kPacked ||
            (state.how == How::kComputed ? order_.ended(state.writer, i)
                                         : order_.landed(state.writer, i));
+  }
+
+  /// Sends what it has packed, and receives the other rows next to it: in one buffer.
+  void gather(int32_t i) {
+    const Op& op = program_.ops[i];
+    const std::vector<int32_t> packed = op.out < 0 ? std::vector<int32_t>() : std::vector{op.out};
+    if (op.in != op.out || op.writes != packed)
+      return say(i, "does not pack, send and receive in one buffer");
+    if (op.out < 0) return;
+    states_[op.out].how = How::kReceived;
+    states_[op.out].senders.push_back(i);
   }
 
   void expect_read(int32_t buffer) {
@@ -196,8 +245,14 @@ class Buffers {
   std::vector<State> states_;
 };
 
-/// "exchange 0, Q, K, V with homes": messages that all layers share.
-void check_list(const std::string& name, const MessageList& list, std::vector<std::string>& wrong) {
+/// "exchange 0, Q, K, V with homes": messages that all layers share. Those that go to several
+/// ranks from the same place overlap; rows between the ranks of a server lie without gaps.
+struct Lies {
+  int64_t alignment = kMessageAlignment;
+  bool overlap = false;
+};
+void check_list(const std::string& name, const MessageList& list, std::vector<std::string>& wrong,
+                const Lies& lies = {}) {
   int64_t end = 0, bytes = 0;
   for (size_t i = 0; i < list.messages.size(); ++i) {
     const PeerMessage& message = list.messages[i];
@@ -207,8 +262,8 @@ void check_list(const std::string& name, const MessageList& list, std::vector<st
                                   message.offset, message.peer, what));
     };
     expect(message.bytes > 0, "nothing");
-    expect(message.offset % kMessageAlignment == 0, "not aligned");
-    expect(message.offset >= end, "within the message before");
+    expect(message.offset % lies.alignment == 0, "not aligned");
+    expect(lies.overlap || message.offset >= end, "within the message before");
     expect(message.offset >= 0 && message.bytes <= list.buffer_bytes &&
                message.offset <= list.buffer_bytes - message.bytes,
            "beyond the end");
@@ -236,10 +291,51 @@ void check_exchanges(const Program& program, std::vector<std::string>& wrong) {
   }
 }
 
+/// Each rank's rows go where they are expected: gathered ones to their place among all, parts to
+/// the rank that has the rows.
+void check_tensor_rows(const Program& program, std::vector<std::string>& wrong) {
+  const TensorPlace& place = program.stage.tensor;
+  for (size_t nano = 0; nano < program.tensor_rows.size(); ++nano) {
+    const TensorRows& rows = program.tensor_rows[nano];
+    const Range own = place.part(rows.rows);
+    const auto check = [&](const char* what, const MessageList& list, int64_t row_bytes,
+                           bool overlap, const auto& of_peer) {
+      const std::string name = fmt::format("rows of nano-batch {}, {}", nano, what);
+      check_list(name, list, wrong, {.alignment = row_bytes, .overlap = overlap});
+      for (int peer = 0; peer < place.size; ++peer) {
+        const Range expected = peer == place.index ? Range{} : of_peer(peer);
+        const PeerMessage* const message = list.with(peer);
+        const Range found = message == nullptr
+                                ? Range{expected.begin, expected.begin}
+                                : Range{message->offset / row_bytes,
+                                        (message->offset + message->bytes) / row_bytes};
+        if (found == expected || (expected.empty() && found.empty())) continue;
+        wrong.push_back(fmt::format("{}: rows {} to {} with rank {} of the server, not {} to {}",
+                                    name, found.begin, found.end, peer, expected.begin,
+                                    expected.end));
+      }
+    };
+    const auto its_own = [&](int peer) { return TensorPlace{place.size, peer}.part(rows.rows); };
+    const auto ours = [&](int) { return own; };
+    const auto part = [&](int peer) {
+      const int64_t before = (peer < place.index ? peer : peer - 1) * own.size();
+      return Range{before, before + own.size()};
+    };
+    check("gathered from here", rows.gather_sends, rows.row_bytes, true, ours);
+    check("gathered from others", rows.gather_receives, rows.row_bytes, false, its_own);
+    check("pairs from here", rows.pair_sends, 2 * rows.row_bytes, true, ours);
+    check("pairs from others", rows.pair_receives, 2 * rows.row_bytes, false, its_own);
+    check("parts from here", rows.part_sends, rows.row_bytes, false, its_own);
+    check("parts from others", rows.part_receives, rows.row_bytes, false, part);
+  }
+}
+
 /// The messages of one direction of an operation, and their buffer.
 void check_room(const Program& program, int32_t op, const char* direction, const MessageList& list,
                 int32_t buffer, std::vector<std::string>& wrong) {
-  if (list.empty() != (buffer < 0)) {
+  // Rows of a rank that has none to send or receive still have their place among all.
+  const bool has_room = is_of_tensor(program.ops[op].kind) && buffer >= 0;
+  if (list.empty() != (buffer < 0) && !has_room) {
     wrong.push_back(fmt::format("{} has {} messages to {} and {} buffer", numbered(program, op),
                                 list.messages.size(), direction, buffer < 0 ? "no" : "a"));
   } else if (buffer >= 0 && list.buffer_bytes > program.buffers[buffer].bytes) {
@@ -258,6 +354,7 @@ void check_buffers(const Program& program, const ProgramOrder& order,
 
 void check_messages(const Program& program, std::vector<std::string>& wrong) {
   check_exchanges(program, wrong);
+  check_tensor_rows(program, wrong);
   std::unordered_map<uint32_t, int32_t> tags;
   for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
     const Op& op = program.ops[i];

@@ -25,7 +25,8 @@ class Complete {
   }
 
  private:
-  using Phase = std::tuple<OpKind, Pass, int, int, bool>;  // with layer, nano-batch, is_receive
+  /// With layer, nano-batch, is_receive and, of kGatherRows and kSumRows, their phase.
+  using Phase = std::tuple<OpKind, Pass, int, int, bool, OpKind>;
   struct Step {
     bool dispatches = false, combines = false;
     std::array<bool, kNumTaskSets> computes{};
@@ -39,7 +40,9 @@ class Complete {
       if (op.kind == OpKind::kCoreAttention) step.computes[static_cast<size_t>(op.tasks)] = true;
       return;
     }
-    if (op.bucket < 0) ++phases_[{op.kind, op.pass, op.layer, op.nano_batch, op.is_receive}];
+    const OpKind of_phase = is_of_tensor(op.kind) ? op.of_phase : OpKind::kEmbed;
+    if (op.bucket < 0)
+      ++phases_[{op.kind, op.pass, op.layer, op.nano_batch, op.is_receive, of_phase}];
     if (op.leaves_weights && op.pass == Pass::kBackward) ++left_[{op.layer, op.nano_batch}];
     if (op.leaves_weights && op.pass == Pass::kForward)
       wrong_.push_back(fmt::format("{} leaves weight gradients", describe(op)));
@@ -47,10 +50,15 @@ class Complete {
     if (op.kind == OpKind::kOptimizer) updates_ = true;
   }
 
-  void expect(OpKind kind, Pass pass, int layer, int nano, bool is_receive = false) {
-    if (phases_.contains({kind, pass, layer, nano, is_receive})) return;
-    const Op missing{
-        .kind = kind, .pass = pass, .layer = layer, .nano_batch = nano, .is_receive = is_receive};
+  void expect(OpKind kind, Pass pass, int layer, int nano, bool is_receive = false,
+              OpKind of_phase = OpKind::kEmbed) {
+    if (phases_.contains({kind, pass, layer, nano, is_receive, of_phase})) return;
+    const Op missing{.kind = kind,
+                     .pass = pass,
+                     .layer = layer,
+                     .nano_batch = nano,
+                     .is_receive = is_receive,
+                     .of_phase = of_phase};
     wrong_.push_back(fmt::format("there is no {}", describe(missing)));
   }
 
@@ -76,8 +84,27 @@ class Complete {
     for (auto layer = static_cast<int>(stage.layers.begin); layer < stage.layers.end; ++layer) {
       expect(OpKind::kPreAttention, pass, layer, nano);
       expect(OpKind::kPostAttention, pass, layer, nano);
+      check_divided(pass, layer, nano);
       if (!forward) check_weight_gradient(layer, nano);
     }
+    const OpKind of_embedding = forward ? OpKind::kSumRows : OpKind::kGatherRows;
+    if (stage.is_first() && stage.tensor.size > 1) expect(of_embedding, pass, -1, nano);
+  }
+  /// Parts of phases that ranks divide, and the rows that travel between them.
+  void check_divided(Pass pass, int layer, int nano) {
+    if (program_.stage.tensor.size == 1) return;
+    for (const OpKind kind : {OpKind::kAttentionNorm, OpKind::kOutProjection, OpKind::kMlpNorm})
+      expect(kind, pass, layer, nano);
+    const bool forward = pass == Pass::kForward;
+    const auto carried = [&](OpKind kind, OpKind of_phase) {
+      expect(kind, pass, layer, nano, false, of_phase);
+    };
+    for (const OpKind phase :
+         {OpKind::kPostAttention, forward ? OpKind::kPreAttention : OpKind::kOutProjection})
+      carried(OpKind::kGatherRows, phase);
+    for (const OpKind phase :
+         {OpKind::kPostAttention, forward ? OpKind::kOutProjection : OpKind::kPreAttention})
+      carried(OpKind::kSumRows, phase);
   }
   /// Weight gradients are computed if both phases of the layer have left them, and only then.
   void check_weight_gradient(int layer, int nano) {
@@ -87,11 +114,12 @@ class Complete {
                 .pass = Pass::kBackward,
                 .layer = layer,
                 .nano_batch = nano};
-    if (leaving == 1) {
-      wrong_.push_back(fmt::format("one of two phases leaves {}", describe(op)));
+    const int phases = program_.stage.tensor.size > 1 ? 3 : 2;
+    if (leaving > 0 && leaving < phases) {
+      wrong_.push_back(fmt::format("{} of {} phases leave {}", leaving, phases, describe(op)));
     } else if (leaving > 0) {
       expect(op.kind, op.pass, layer, nano);
-    } else if (phases_.contains({op.kind, op.pass, layer, nano, false})) {
+    } else if (phases_.contains({op.kind, op.pass, layer, nano, false, OpKind::kEmbed})) {
       wrong_.push_back(fmt::format("nothing is left for {}", describe(op)));
     }
   }
@@ -143,15 +171,40 @@ void check_complete(const Program& program, std::vector<std::string>& wrong) {
   Complete(program, wrong).check();
 }
 
+namespace {
+
+/// A server's ranks are neighbours, by their index in tensor parallelism, and have the same rows.
+void check_servers(std::span<const Program> programs, std::vector<std::string>& wrong) {
+  const int size = programs.empty() ? 1 : programs[0].stage.tensor.size;
+  for (size_t rank = 0; rank < programs.size(); ++rank) {
+    const Program& program = programs[rank];
+    const TensorPlace& place = program.stage.tensor;
+    const Program& first = programs[rank - rank % size];
+    if (place.size != size || place.index != static_cast<int>(rank) % size ||
+        (size > 1 && program.server != static_cast<int>(rank) / size)) {
+      wrong.push_back(fmt::format("rank {}: is number {} of {} in server {}, others have {}", rank,
+                                  place.index, place.size, program.server, size));
+    } else if (!std::ranges::equal(program.tensor_rows, first.tensor_rows, {}, &TensorRows::rows,
+                                   &TensorRows::rows)) {
+      wrong.push_back(fmt::format("rank {}: has other rows than the first of its server", rank));
+    }
+  }
+}
+
+}  // namespace
+
 void check_stages(std::span<const Program> programs, std::vector<std::string>& wrong) {
+  check_servers(programs, wrong);
   std::map<int, const Program*> of_stages;
   for (size_t rank = 0; rank < programs.size(); ++rank) {
     const Program& program = programs[rank];
     if (program.stage.layers.empty()) continue;
     const auto [place, is_new] = of_stages.emplace(program.stage.index, &program);
     const Program& other = *place->second;
+    Stage expected = other.stage;
+    expected.tensor = program.stage.tensor;
     if (!is_new &&
-        (program.stage != other.stage || program.num_nano_batches != other.num_nano_batches)) {
+        (program.stage != expected || program.num_nano_batches != other.num_nano_batches)) {
       wrong.push_back(fmt::format("rank {}: another stage {} than that of ranks before it", rank,
                                   program.stage.index));
     }

@@ -1,6 +1,7 @@
 // Buckets of gradients: each is summed once, in time, and untouched while it travels.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -117,7 +118,7 @@ class Gradients {
       const std::vector<OpKind> phases =
           op.kind != OpKind::kWeightGradient
               ? std::vector{op.kind}
-              : std::vector{OpKind::kPreAttention, OpKind::kPostAttention};
+              : std::vector{OpKind::kPreAttention, OpKind::kOutProjection, OpKind::kPostAttention};
       for (const OpKind phase : phases) {
         const auto found = added.find({phase, op.layer});
         if (found == added.end()) continue;
@@ -162,37 +163,82 @@ const PeerMessage* message_of(const MessageList& list, int peer) {
 
 /// A rank with gradients.
 struct Holder {
-  int rank;
-  int stage;
+  int rank = 0;
+  int stage = 0;
   std::vector<const GradientBucket*> buckets;  // that its group sums
 };
 
-/// The ranks that sum buckets together. By stage, and of what is tied the first and the last stage.
-std::vector<std::vector<Holder>> groups_of(std::span<const Program> programs,
-                                           std::vector<std::string>& wrong) {
-  std::map<int, std::vector<Holder>> stages;
-  std::vector<Holder> tied;
-  bool ties = false;
-  for (size_t rank = 0; rank < programs.size(); ++rank) {
-    const Program& program = programs[rank];
-    if (!program.gradients) continue;
-    Holder own{static_cast<int>(rank), program.stage.index, {}}, shared = own;
-    for (const GradientBucket& bucket : program.gradients->buckets)
-      (bucket.is_tied ? shared : own).buckets.push_back(&bucket);
-    const bool is_end = program.stage.is_first() || program.stage.is_last();
-    if (!is_end && !shared.buckets.empty()) {
-      wrong.push_back(
-          fmt::format("rank {} of stage {} has a tied bucket", rank, program.stage.index));
+/// Divides the buckets of all ranks into groups that sum them together. It finds by itself who
+/// holds a bucket's weights: ranks of one stage that have the same part of them, or share it, and,
+/// if they are tied, those of the first and the last stage.
+class Groups {
+ public:
+  Groups(std::span<const Program> programs, std::vector<std::string>& wrong)
+      : programs_(programs), wrong_(wrong) {
+    for (size_t rank = 0; rank < programs.size(); ++rank) {
+      const Stage& stage = programs[rank].stage;
+      if (programs[rank].gradients)
+        holders_[{stage.index, stage.tensor.index}].push_back(static_cast<int>(rank));
     }
-    ties |= !shared.buckets.empty();
-    if (is_end) tied.push_back(std::move(shared));
-    stages[program.stage.index].push_back(std::move(own));
+    for (size_t rank = 0; rank < programs.size(); ++rank) add(static_cast<int>(rank));
   }
-  std::vector<std::vector<Holder>> groups;
-  for (auto& [stage, holders] : stages) groups.push_back(std::move(holders));
-  if (ties) groups.push_back(std::move(tied));
-  return groups;
-}
+  /// By the ranks that sum the same buckets, in ascending order.
+  const std::map<std::vector<int>, std::vector<Holder>>& all() const { return groups_; }
+
+ private:
+  void add(int rank) {
+    const Program& program = programs_[rank];
+    if (!program.gradients) return;
+    const GradientExchange& exchange = *program.gradients;
+    std::map<std::vector<int>, Holder> parts;  // groups of the same ranks are one
+    for (size_t i = 0; i < exchange.buckets.size(); ++i) {
+      const GradientBucket& bucket = exchange.buckets[i];
+      const auto say = [&](const std::string& what) {
+        wrong_.push_back(fmt::format("rank {}: bucket {} {}", rank, i, what));
+      };
+      if (bucket.group < 0 || bucket.group >= static_cast<int>(exchange.groups.size())) {
+        say(fmt::format("is summed by group {} of {}", bucket.group, exchange.groups.size()));
+        continue;
+      }
+      check_phases(program, bucket, exchange.groups[bucket.group], say);
+      Holder& part = parts[exchange.groups[bucket.group]];
+      part.rank = rank;
+      part.stage = program.stage.index;
+      part.buckets.push_back(&bucket);
+    }
+    for (auto& [ranks, part] : parts) groups_[ranks].push_back(std::move(part));
+  }
+
+  template <typename Say>
+  void check_phases(const Program& program, const GradientBucket& bucket,
+                    const std::vector<int>& summed_by, const Say& say) {
+    for (const PhaseGradients& phase : program.gradients->phases) {
+      if (intersect(phase.elements, bucket.elements).empty()) continue;
+      const std::vector<int> held_by = holders_of(program.stage, phase);
+      if (held_by == summed_by) continue;
+      return say(fmt::format("is summed by ranks {}, ranks {} hold it", fmt::join(summed_by, " "),
+                             fmt::join(held_by, " ")));
+    }
+  }
+  std::vector<int> holders_of(const Stage& stage, const PhaseGradients& phase) const {
+    const int first = stage.tensor.index / phase.holders * phase.holders;
+    std::vector<int> ranks;
+    for (const auto& [place, holders] : holders_) {
+      const auto& [index, tensor] = place;
+      const bool is_end = index == 0 || index == stage.count - 1;
+      if ((phase.is_tied ? is_end : index == stage.index) && tensor >= first &&
+          tensor < first + phase.holders)
+        ranks.insert(ranks.end(), holders.begin(), holders.end());
+    }
+    std::ranges::sort(ranks);
+    return ranks;
+  }
+
+  std::span<const Program> programs_;
+  std::vector<std::string>& wrong_;
+  std::map<std::pair<int, int>, std::vector<int>> holders_;  // by stage and tensor index: ranks
+  std::map<std::vector<int>, std::vector<Holder>> groups_;
+};
 
 /// A bucket as all ranks of a group have it.
 class Slices {
@@ -222,8 +268,9 @@ class Slices {
  private:
   template <typename... Values>
   void say(fmt::format_string<Values...> text, Values&&... values) {
-    wrong_.push_back(fmt::format("{}bucket {}: {}", bucket_of(ranks_[0]).is_tied ? "tied " : "",
-                                 index_, fmt::format(text, std::forward<Values>(values)...)));
+    wrong_.push_back(fmt::format("{}bucket {}: {}",
+                                 bucket_of(ranks_[0]).is_shared() ? "shared " : "", index_,
+                                 fmt::format(text, std::forward<Values>(values)...)));
   }
 
   /// Every element is added up by exactly one rank.
@@ -325,7 +372,16 @@ void check_group(const std::vector<Holder>& ranks, std::vector<std::string>& wro
 }  // namespace
 
 void check_slices(std::span<const Program> programs, std::vector<std::string>& wrong) {
-  for (const std::vector<Holder>& ranks : groups_of(programs, wrong)) check_group(ranks, wrong);
+  const Groups groups(programs, wrong);
+  if (!wrong.empty()) return;
+  for (const auto& [ranks, holders] : groups.all()) {
+    if (ranks.size() == holders.size()) {
+      check_group(holders, wrong);
+    } else {
+      wrong.push_back(fmt::format("of ranks {}, {} have what they share", fmt::join(ranks, " "),
+                                  holders.size()));
+    }
+  }
 }
 
 }  // namespace distca

@@ -20,7 +20,7 @@ struct Issued {
   int64_t received = 0;
 };
 
-/// visit(peer, issued) for each peer of an exchange.
+/// visit(rank, issued) for each rank with which a communication has messages.
 template <typename Visit>
 void for_each_peer(const Program& program, int32_t i, const Visit& visit) {
   const Op& op = program.ops[i];
@@ -37,7 +37,7 @@ void for_each_peer(const Program& program, int32_t i, const Visit& visit) {
     if (receive != receives.end() && receive->peer == peer) {
       issued.received = (receive++)->bytes;
     }
-    visit(peer, issued);
+    visit(program.rank_of(op, peer), issued);
   }
 }
 
@@ -219,8 +219,9 @@ class Waiting {
     const std::vector<PeerMessage>&sends = programs_[rank].sends(op).messages,
           &receives = programs_[rank].receives(op).messages;
     for (; state.met < sends.size() + receives.size(); ++state.met) {
-      const int peer = state.met < sends.size() ? sends[state.met].peer
-                                                : receives[state.met - sends.size()].peer;
+      const int peer = programs_[rank].rank_of(op, state.met < sends.size()
+                                                       ? sends[state.met].peer
+                                                       : receives[state.met - sends.size()].peer);
       Rank& other = ranks_[peer];
       const int position = other.of_tag.at(op.tag);
       if (other.done >= position && other.started > position) continue;

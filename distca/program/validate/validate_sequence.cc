@@ -44,14 +44,72 @@ class Sequence {
     int32_t away = -1;  // the one that reads what is received and writes what is returned
     uint32_t sets = 0;  // a bit each
   };
-  static uint64_t key(OpKind kind, Pass pass, int a, int b) {
-    return ((uint64_t(kind) * 2 + uint64_t(pass)) << 48) ^ (uint64_t(uint32_t(a + 1)) << 24) ^
+  /// A kind of operation; of kGatherRows and kSumRows with the phase whose rows they carry.
+  struct Kind {
+    Kind(OpKind kind_in, OpKind of_phase_in = OpKind::kEmbed)  // NOLINT: most kinds have no phase
+        : kind(kind_in), of_phase(is_of_tensor(kind_in) ? of_phase_in : OpKind::kEmbed) {}
+    OpKind kind, of_phase;
+  };
+  static Kind kind_of(const Op& op) { return {op.kind, op.of_phase}; }
+  static bool is_same(const Op& op, Kind kind) {
+    return op.kind == kind.kind && kind_of(op).of_phase == kind.of_phase;
+  }
+  static uint64_t key(Kind kind, Pass pass, int a, int b) {
+    const uint64_t whole = uint64_t(kind.kind) * kNumOpKinds + uint64_t(kind.of_phase);
+    return ((whole * 2 + uint64_t(pass)) << 48) ^ (uint64_t(uint32_t(a + 1)) << 24) ^
            uint64_t(uint32_t(b + 1));
   }
   /// Returns true for operations of a nano-batch that are played in both passes.
   static bool is_phase(const Op& op) {
-    return op.kind == OpKind::kEmbed || op.kind == OpKind::kPreAttention ||
-           op.kind == OpKind::kPostAttention || op.kind == OpKind::kLoss;
+    return op.kind == OpKind::kEmbed || op.kind == OpKind::kAttentionNorm ||
+           op.kind == OpKind::kPreAttention || op.kind == OpKind::kOutProjection ||
+           op.kind == OpKind::kMlpNorm || op.kind == OpKind::kPostAttention ||
+           op.kind == OpKind::kLoss;
+  }
+  bool is_divided() const { return stage_.tensor.size > 1; }
+  // The first and the last operation of a layer at home, and those on both sides of its core
+  // attention.
+  Kind first_of_layer(Pass pass) const {
+    if (pass == Pass::kForward)
+      return is_divided() ? OpKind::kAttentionNorm : OpKind::kPreAttention;
+    return is_divided() ? Kind(OpKind::kGatherRows, OpKind::kPostAttention)
+                        : Kind(OpKind::kPostAttention);
+  }
+  Kind last_of_layer(Pass pass) const {
+    if (pass == Pass::kForward)
+      return is_divided() ? Kind(OpKind::kSumRows, OpKind::kPostAttention)
+                          : Kind(OpKind::kPostAttention);
+    return is_divided() ? OpKind::kAttentionNorm : OpKind::kPreAttention;
+  }
+  OpKind before_attention(Pass pass) const {
+    if (pass == Pass::kForward) return OpKind::kPreAttention;
+    return is_divided() ? OpKind::kOutProjection : OpKind::kPostAttention;
+  }
+  OpKind behind_attention(Pass pass) const {
+    if (pass == Pass::kBackward) return OpKind::kPreAttention;
+    return is_divided() ? OpKind::kOutProjection : OpKind::kPostAttention;
+  }
+  /// In a divided layer, and at its embedding: each operation comes after another of the same pass.
+  struct Link {
+    Pass pass;
+    Kind op, before;
+  };
+  static const std::vector<Link>& links() {
+    constexpr OpKind kGather = OpKind::kGatherRows, kSum = OpKind::kSumRows,
+                     kPre = OpKind::kPreAttention, kOut = OpKind::kOutProjection,
+                     kPost = OpKind::kPostAttention, kEmbed = OpKind::kEmbed,
+                     kNorm = OpKind::kAttentionNorm, kMlpNorm = OpKind::kMlpNorm;
+    static const std::vector<Link> all = {
+        {Pass::kForward, {kSum, kEmbed}, kEmbed},   {Pass::kForward, {kGather, kPre}, kNorm},
+        {Pass::kForward, kPre, {kGather, kPre}},    {Pass::kForward, {kSum, kOut}, kOut},
+        {Pass::kForward, kMlpNorm, {kSum, kOut}},   {Pass::kForward, {kGather, kPost}, kMlpNorm},
+        {Pass::kForward, kPost, {kGather, kPost}},  {Pass::kForward, {kSum, kPost}, kPost},
+        {Pass::kBackward, kPost, {kGather, kPost}}, {Pass::kBackward, {kSum, kPost}, kPost},
+        {Pass::kBackward, kMlpNorm, {kSum, kPost}}, {Pass::kBackward, {kGather, kOut}, kMlpNorm},
+        {Pass::kBackward, kOut, {kGather, kOut}},   {Pass::kBackward, {kSum, kPre}, kPre},
+        {Pass::kBackward, kNorm, {kSum, kPre}},     {Pass::kBackward, kEmbed, {kGather, kEmbed}},
+    };
+    return all;
   }
   static bool serves(const Op& op) { return op.exchange >= 0; }
   /// In place of a kP2p's layer: whether it receives.
@@ -61,7 +119,7 @@ class Sequence {
     return found == ops.end() ? -1 : found->second;
   }
   /// Finds what this rank does as a home for a layer of a nano-batch. Returns -1 if it is missing.
-  int32_t at_home(OpKind kind, Pass pass, int layer, int nano) const {
+  int32_t at_home(Kind kind, Pass pass, int layer, int nano) const {
     return find(at_home_, key(kind, pass, layer, nano));
   }
   /// Finds an operation of the layer step of `op` in its exchange. Returns -1 if it is missing.
@@ -84,7 +142,7 @@ class Sequence {
     const bool has_home = op.nano_batch >= 0 || op.exchange < 0;
     const int place = op.kind != OpKind::kP2p ? op.layer : (op.is_receive ? kReceived : kSent);
     bool is_new = !has_home ||
-                  at_home_.emplace(key(op.kind, op.pass, place, op.nano_batch), i).second ||
+                  at_home_.emplace(key(kind_of(op), op.pass, place, op.nano_batch), i).second ||
                   op.bucket >= 0;
     if (serves(op)) {
       const uint64_t of_exchange = key(op.kind, op.pass, op.exchange, op.layer_step);
@@ -106,7 +164,7 @@ class Sequence {
 
   /// `i` comes after this operation of its nano-batch, if this rank plays phases; it waits until
   /// the other has ended, or what it receives has landed.
-  void after(int32_t i, OpKind kind, Pass pass, int layer) {
+  void after(int32_t i, Kind kind, Pass pass, int layer) {
     const int nano = program_.ops[i].nano_batch;
     if (nano < 0 || stage_.layers.empty()) return;
     const int32_t other = needs(i, kind, pass, at_home(kind, pass, layer, nano));
@@ -123,10 +181,10 @@ class Sequence {
     const auto& [pass, layer] = std::pair(program_.ops[i].pass, program_.ops[i].layer);
     const bool forward = pass == Pass::kForward;
     if (layer != (forward ? lowest_layer() : highest_layer())) {
-      forward ? after(i, OpKind::kPostAttention, pass, layer - 1)
-              : after(i, OpKind::kPreAttention, pass, layer + 1);
+      after(i, last_of_layer(pass), pass, forward ? layer - 1 : layer + 1);
     } else if (forward ? stage_.is_first() : stage_.is_last()) {
-      after(i, forward ? OpKind::kEmbed : OpKind::kLoss, pass, -1);
+      const Kind embedded = is_divided() ? Kind(OpKind::kSumRows) : Kind(OpKind::kEmbed);
+      after(i, forward ? embedded : Kind(OpKind::kLoss), pass, -1);
     } else {
       after(i, OpKind::kP2p, pass, kReceived);
     }
@@ -135,15 +193,22 @@ class Sequence {
   /// layer.
   void ends_stage(int32_t i) {
     if (program_.ops[i].is_receive) return;
-    program_.ops[i].pass == Pass::kForward
-        ? after(i, OpKind::kPostAttention, Pass::kForward, highest_layer())
-        : after(i, OpKind::kPreAttention, Pass::kBackward, lowest_layer());
+    const Pass pass = program_.ops[i].pass;
+    after(i, last_of_layer(pass), pass, pass == Pass::kForward ? highest_layer() : lowest_layer());
+  }
+  /// Operations of a divided layer come after those before them.
+  void follows_links(int32_t i) {
+    if (!is_divided()) return;
+    const Op& op = program_.ops[i];
+    for (const Link& link : links()) {
+      if (link.pass == op.pass && is_same(op, link.op)) after(i, link.before, op.pass, op.layer);
+    }
   }
   /// `i` comes after `other`, which the program must have. Returns `other`, or -1 if it is missing
   /// or comes too late.
-  int32_t needs(int32_t i, OpKind kind, Pass pass, int32_t other) {
+  int32_t needs(int32_t i, Kind kind, Pass pass, int32_t other) {
     if (other < 0) {
-      say(i, fmt::format("needs its {} {}, which is nowhere", pass_name(pass), op_name(kind)));
+      say(i, fmt::format("needs its {} {}, which is nowhere", pass_name(pass), op_name(kind.kind)));
       return -1;
     }
     if (other < i) return other;
@@ -205,22 +270,21 @@ class Sequence {
 
   void check_forward(int32_t i) {
     const Op& op = program_.ops[i];
+    follows_links(i);
+    if (is_same(op, first_of_layer(op.pass))) starts_layer(i);
+    if (op.kind == behind_attention(op.pass)) {
+      needs_at_home(i, OpKind::kPreAttention, Pass::kForward);
+      needs_attention(i);
+    }
     switch (op.kind) {
-      case OpKind::kPreAttention:
-        starts_layer(i);
-        break;
       case OpKind::kDispatch:
-        after(i, OpKind::kPreAttention, Pass::kForward, op.layer);
+        after(i, before_attention(op.pass), op.pass, op.layer);
         break;
       case OpKind::kCoreAttention:
         reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, Pass::kForward));
         break;
       case OpKind::kCombine:
         combines_after_attention(i);
-        break;
-      case OpKind::kPostAttention:
-        needs_at_home(i, OpKind::kPreAttention, Pass::kForward);
-        needs_attention(i);
         break;
       case OpKind::kLoss:
       case OpKind::kP2p:
@@ -240,12 +304,15 @@ class Sequence {
     const int32_t norm = at_home(OpKind::kGradNorm, Pass::kBackward, -1, -1);
     if (norm >= 0 && norm < i) say(i, fmt::format("comes after {}", numbered(program_, norm)));
     if (is_phase(op)) needs_at_home(i, op.kind, Pass::kForward);
+    follows_links(i);
+    if (is_same(op, first_of_layer(op.pass))) starts_layer(i);
+    if (op.kind == behind_attention(op.pass)) {
+      needs_at_home(i, before_attention(op.pass), Pass::kBackward);
+      needs_attention(i);
+    }
     switch (op.kind) {
-      case OpKind::kPostAttention:
-        starts_layer(i);
-        break;
       case OpKind::kDispatch:
-        after(i, OpKind::kPostAttention, Pass::kBackward, op.layer);
+        after(i, before_attention(op.pass), op.pass, op.layer);
         break;
       case OpKind::kCoreAttention:
         check_backward_attention(i);
@@ -256,15 +323,16 @@ class Sequence {
       case OpKind::kRedispatch:
         after(i, OpKind::kPreAttention, Pass::kForward, op.layer);
         break;
-      case OpKind::kPreAttention:
-        needs_at_home(i, OpKind::kPostAttention, Pass::kBackward);
-        needs_attention(i);
-        break;
       case OpKind::kWeightGradient:
         after(i, OpKind::kPreAttention, Pass::kBackward, op.layer);
         after(i, OpKind::kPostAttention, Pass::kBackward, op.layer);
         break;
+      case OpKind::kGatherRows:
+        if (op.layer < 0) ends_stage(i);
+        break;
       case OpKind::kEmbed:
+        if (!is_divided()) ends_stage(i);
+        break;
       case OpKind::kP2p:
         ends_stage(i);
         break;
