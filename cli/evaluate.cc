@@ -112,8 +112,8 @@ Config configuration(const EvaluateArguments& arguments, const Source& source) {
   Config config = load_config("", words);
   if (is_given("batch.max_document_tokens")) return config;
   int64_t longest = 0;  // also what a data set without documents has
-  for (const int64_t length : DataBlend(config.data.prefix).document_lengths())
-    longest = std::max(longest, length);
+  const DataBlend data(config.data.prefix);
+  for (const int64_t length : data.document_lengths()) longest = std::max(longest, length);
   if (const int64_t positions = config.model.num_positions(); positions > 0)
     longest = std::min(longest, positions);
   BatchOptions& batch = config.batch;
