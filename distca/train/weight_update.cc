@@ -64,9 +64,13 @@ WeightUpdate::WeightUpdate(const Program& program, const ExchangeBuffers& buffer
   const at::Tensor& gradients = request.optimizer->gradients();
   int64_t blocks = 0;
   Stage stage = program.stage;
-  for (stage.tensor.index = 0; stage.tensor.index < stage.tensor.size; ++stage.tensor.index) {
+  for (int index = 0; index < stage.tensor.size; ++index) {
     first_blocks_.push_back(blocks);
-    blocks += flat_layout(weight_table(model, stage)).elements / kFlatBlock;
+    // A table is long, and this is done in every step: only for what others hold.
+    const bool is_own = index == program.stage.tensor.index;
+    stage.tensor.index = index;
+    blocks += (is_own ? gradients.numel() : flat_layout(weight_table(model, stage)).elements) /
+              kFlatBlock;
   }
   squares_.assign(blocks + 1, 0.0);
   if (!as_on_device(comm.cuda_device())) return;
