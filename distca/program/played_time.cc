@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <tuple>
+#include <unordered_map>
 
 #include "distca/base/error.h"
 
@@ -13,13 +14,15 @@ namespace {
 
 class PlayedStep {
  public:
-  PlayedStep(const std::vector<Program>& programs,
-             const std::function<double(int, const Op&)>& seconds, double message_s)
+  PlayedStep(const std::vector<Program>& programs, const OpPrice& seconds, const OpPrice& message_s,
+             Channels channels)
       : programs_(programs),
         seconds_(seconds),
         message_s_(message_s),
+        channels_(channels),
         next_(programs.size(), 0),
-        ranks_(programs.size()) {}
+        ranks_(programs.size()),
+        communications_(programs.size()) {}
 
   std::vector<PlayedTime> run() {
     for (bool goes_on = true; goes_on;) {
@@ -38,16 +41,55 @@ class PlayedStep {
   }
 
  private:
+  /// The communications that a rank has started, in order.
+  struct Communications {
+    struct Started {
+      const Op* op;
+      double at_s;
+      std::optional<double> ended_s = std::nullopt;  // where there is one channel
+    };
+    std::vector<Started> started;
+    std::unordered_map<uint32_t, size_t> of_tag;
+  };
+
   /// When all that this rank receives of a communication is there. Returns nothing if some of it is
   /// not sent yet.
-  std::optional<double> landed(size_t rank, const Op& op) const {
+  std::optional<double> landed(size_t rank, const Op& op) {
+    const std::vector<PeerMessage>& receives = programs_[rank].receives(op).messages;
+    if (channels_ == Channels::kOne && (!receives.empty() || !programs_[rank].sends(op).empty()))
+      return ended(rank, communications_[rank].of_tag.at(op.tag));
     double last = 0;
-    for (const PeerMessage& message : programs_[rank].receives(op).messages) {
-      const auto sent = sent_.find({message.peer, static_cast<int>(rank), op.tag});
-      if (sent == sent_.end()) return std::nullopt;
-      last = std::max(last, sent->second + message_s_);
+    for (const PeerMessage& message : receives) {
+      const auto there =
+          there_.find({programs_[rank].rank_of(op, message.peer), static_cast<int>(rank), op.tag});
+      if (there == there_.end()) return std::nullopt;
+      last = std::max(last, there->second);
     }
     return last;
+  }
+
+  /// When a rank's communication, its number in order, is over; nothing if that is not known yet.
+  std::optional<double> ended(size_t rank, size_t number) {
+    auto& [op, at_s, ended_s] = communications_[rank].started[number];
+    if (ended_s) return ended_s;
+    double begin = at_s;
+    const auto follows = [&](size_t other, size_t place) {
+      if (place == 0) return true;
+      const std::optional<double> before = ended(other, place - 1);
+      if (before) begin = std::max(begin, *before);
+      return before.has_value();
+    };
+    if (!follows(rank, number)) return std::nullopt;
+    for (const MessageList* list : {&programs_[rank].sends(*op), &programs_[rank].receives(*op)}) {
+      for (const PeerMessage& message : list->messages) {
+        const auto peer = static_cast<size_t>(programs_[rank].rank_of(*op, message.peer));
+        const Communications& its = communications_[peer];
+        const auto found = its.of_tag.find(op->tag);
+        if (found == its.of_tag.end() || !follows(peer, found->second)) return std::nullopt;
+        begin = std::max(begin, its.started[found->second].at_s);
+      }
+    }
+    return ended_s = begin + message_s_(static_cast<int>(rank), *op);
   }
 
   /// Plays the rank's next operation, unless it waits for what has not been sent.
@@ -60,8 +102,7 @@ class PlayedStep {
       if (!there) return false;
       begin = std::max(begin, *there);
     }
-    for (const PeerMessage& message : program.sends(op).messages)
-      sent_[{static_cast<int>(rank), message.peer, op.tag}] = begin;
+    if (op.stream == Stream::kComm) start(rank, op, begin);
     const double price = op.stream == Stream::kCompute ? seconds_(static_cast<int>(rank), op) : 0;
     ranks_[rank].end_s = begin + price;
     ranks_[rank].worked_s += price;
@@ -69,20 +110,41 @@ class PlayedStep {
     return true;
   }
 
+  void start(size_t rank, const Op& op, double at_s) {
+    const Program& program = programs_[rank];
+    const std::vector<PeerMessage>& sends = program.sends(op).messages;
+    if (sends.empty() && program.receives(op).empty()) return;
+    if (channels_ == Channels::kOne) {
+      Communications& own = communications_[rank];
+      own.of_tag.emplace(op.tag, own.started.size());
+      own.started.push_back({&op, at_s});
+      return;
+    }
+    const double there_s = at_s + message_s_(static_cast<int>(rank), op);
+    for (const PeerMessage& message : sends)
+      there_[{static_cast<int>(rank), program.rank_of(op, message.peer), op.tag}] = there_s;
+  }
+
   const std::vector<Program>& programs_;
-  const std::function<double(int, const Op&)>& seconds_;
-  double message_s_;
+  const OpPrice& seconds_;
+  const OpPrice& message_s_;
+  const Channels channels_;
   std::vector<size_t> next_;  // [rank] operation
   std::vector<PlayedTime> ranks_;
-  std::map<std::tuple<int, int, uint32_t>, double> sent_;  // by (from, to, tag)
+  std::map<std::tuple<int, int, uint32_t>, double> there_;  // by (from, to, tag)
+  std::vector<Communications> communications_;              // [rank] where there is one channel
 };
 
 }  // namespace
 
-std::vector<PlayedTime> played_times(const std::vector<Program>& programs,
-                                     const std::function<double(int, const Op&)>& seconds,
+std::vector<PlayedTime> played_times(const std::vector<Program>& programs, const OpPrice& seconds,
+                                     const OpPrice& message_s, Channels channels) {
+  return PlayedStep(programs, seconds, message_s, channels).run();
+}
+
+std::vector<PlayedTime> played_times(const std::vector<Program>& programs, const OpPrice& seconds,
                                      double message_s) {
-  return PlayedStep(programs, seconds, message_s).run();
+  return played_times(programs, seconds, [message_s](int, const Op&) { return message_s; });
 }
 
 }  // namespace distca

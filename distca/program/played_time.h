@@ -18,11 +18,24 @@ struct PlayedTime {
   double worked_s = 0;  // the prices of all operations, in seconds
 };
 
-/// [rank] `seconds(rank, op)` is the price of an operation of the compute stream. Each message
-/// takes `message_s` from the start of its communication, at the same time as all others; sends
-/// leave at once. Programs that wait in a circle are a CHECK.
-std::vector<PlayedTime> played_times(const std::vector<Program>& programs,
-                                     const std::function<double(int, const Op&)>& seconds,
+/// The price of an operation of a rank, in seconds.
+using OpPrice = std::function<double(int rank, const Op& op)>;
+
+/// When communications that were started are under way.
+enum class Channels {
+  kOfEach,  // all at the same time; each is over for a rank once what it receives is there
+  /// A rank's one after another in the order in which they were started, each once its peers are at
+  /// it, too: NCCL with one communicator.
+  kOne,
+};
+
+/// [rank] `seconds` prices operations of the compute stream, and `message_s` communications: what a
+/// rank sends takes so long. Sends leave at once. Programs that wait in a circle are a CHECK.
+std::vector<PlayedTime> played_times(const std::vector<Program>& programs, const OpPrice& seconds,
+                                     const OpPrice& message_s,
+                                     Channels channels = Channels::kOfEach);
+/// Likewise, where all messages take as long.
+std::vector<PlayedTime> played_times(const std::vector<Program>& programs, const OpPrice& seconds,
                                      double message_s);
 
 }  // namespace distca
