@@ -176,7 +176,8 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, bool 
                         .nano_batches = std::move(nano_batches),
                         .model = model.shape(),
                         .gradients = std::move(gradients),
-                        .window_of_layer = model.window_of_layer()});
+                        .window_of_layer = model.window_of_layer(),
+                        .least_share_pairs = options.least_share_pairs});
 }
 
 Program step_program(const LlamaConfig& model, const StepOptions& options, StagePart part,
@@ -190,7 +191,8 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, Stage
                         .server = server,
                         .model = shape,
                         .gradients = std::move(gradients),
-                        .stage = std::move(part)});
+                        .stage = std::move(part),
+                        .least_share_pairs = options.least_share_pairs});
 }
 
 int64_t p2p_bytes(const LlamaConfig& model, int64_t tokens) {

@@ -37,6 +37,8 @@ struct StepOptions {
   bool overlap_grad_reduce = true;            // parallel.overlap_grad_reduce
   double bucket_mb = 0;                       // parallel.bucket_mb
   int tensor = 1;                             // ranks that divide the layers of a server
+  /// The least (query, key) pairs of a share of core attention in parts (plan/attention_parts.h).
+  int64_t least_share_pairs = kLeastSharePairs;
 
   /// Rows whose logits exist at the same time: loss_chunk_tokens or, if that is 0, as many as have
   /// loss_chunk_logits, but at least 512, since products of few rows with the head would wait for

@@ -45,7 +45,8 @@ enum class Overlap {
   /// One nano-batch at a time. Exchanges run under those tasks that need nothing from them.
   kWithin,
   /// Two nano-batches at a time. Each exchange runs under the compute of the other nano-batch. A
-  /// nano-batch without a partner is played as kWithin does.
+  /// nano-batch without a partner is played as kWithin does. Where ranks divide the matrices of
+  /// layers, the two are played in counter-phase (overlap_counter_phase.cc).
   kPingPong,
 };
 struct OverlapName {
@@ -94,6 +95,8 @@ struct ProgramRequest {
   /// [layer of the model] The index of its window, from 0. It is empty if all layers have the same
   /// one.
   std::vector<int> window_of_layer = {};
+  /// Core attention in parts is cut into shares of so many pairs or more (plan/attention_parts.h).
+  int64_t least_share_pairs = kLeastSharePairs;
 };
 
 Program build_program(const ProgramRequest& request);

@@ -4,13 +4,19 @@
 // pre_attention do; so do the ends of two nano-batches and the beginnings of the next two. So the
 // pipe drains once a step, and never more than two nano-batches are under way. The last one of an
 // odd number is played as `within` does. What a stage of a pipeline begins with right after another
-// one has sent it travels under the other slot's end of a visit.
+// one has sent it travels under the other slot's end of a visit. Where ranks divide the matrices of
+// layers, this order would wait for each of their messages at once: counter-phase takes its place.
 
 #include "distca/program/slot_chain.h"
 
 namespace distca {
 
 Program build_ping_pong(const ProgramRequest& request) {
+  const TensorPlace& tensor = request.stage ? request.stage->stage.tensor : request.tensor;
+  return tensor.size > 1 ? build_counter_phase(request) : build_in_turn(request);
+}
+
+Program build_in_turn(const ProgramRequest& request) {
   ProgramBuilder builder(request, /*slots=*/2, ProgramBuilder::Waiting::kForWhatIsNeeded);
   SlotChain first(&builder, 0), second(&builder, 1);
   first.linear();

@@ -31,6 +31,8 @@ struct PipelineStyle {
   Gradients gradients = {};
   AttentionShape shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
   ExchangeTypes types = {};
+  int64_t least_share_pairs = 1 << 12;  // ProgramRequest::least_share_pairs
+  Program (*build)(const ProgramRequest& request) = build_program;
 
   int stages() const { return static_cast<int>(layers.size()); }
   int workers() const { return stages() * replicas; }
@@ -267,8 +269,11 @@ class PipelineStep {
   Program program_of(int server, const TensorPlace& tensor) const {
     const bool works = server < style_.workers();
     const int index = works ? server / style_.replicas : style_.stages();
-    ProgramRequest request{
-        .overlap = style_.overlap, .kind = style_.kind, .holds_weights = works, .server = server};
+    ProgramRequest request{.overlap = style_.overlap,
+                           .kind = style_.kind,
+                           .holds_weights = works,
+                           .server = server,
+                           .least_share_pairs = style_.least_share_pairs};
     request.model = {.num_layers = works ? style_.layers[index] : 0,
                      .hidden_size = 64,
                      .intermediate_size = 96,
@@ -287,7 +292,7 @@ class PipelineStep {
             make_gradient_exchange(gradients_of_stage(style_, part.stage, server)));
     }
     request.stage = std::move(part);
-    return build_program(request);
+    return style_.build(request);
   }
 
   PipelineStyle style_;

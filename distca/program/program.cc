@@ -150,6 +150,11 @@ const MessageList& Program::receives(const Op& op) const {
   return messages(*this, op, /*sent=*/false);
 }
 
+const AttentionPart* Program::part_of(const Op& op) const {
+  if (op.part < 0) return nullptr;
+  return &attention_parts[op.exchange][static_cast<size_t>(op.pass)][op.part];
+}
+
 int Program::rank_of(const Op& op, int peer) const {
   const TensorPlace& place = stage.tensor;
   if (is_of_tensor(op.kind)) return server * place.size + peer;
@@ -159,6 +164,7 @@ int Program::rank_of(const Op& op, int peer) const {
 std::string describe(const Op& op) {
   std::string name = op_name(op.kind);
   if (op.tasks != TaskSet::kAll) name += fmt::format(" ({})", task_set_name(op.tasks));
+  if (op.part >= 0) name += fmt::format(" (part {})", op.part);
   if (op.kind == OpKind::kP2p) name += op.is_receive ? " (receive)" : " (send)";
   if (op.kind == OpKind::kGatherRows) name += fmt::format(" for {}", op_name(op.of_phase));
   if (op.kind == OpKind::kSumRows) name += fmt::format(" of {}", op_name(op.of_phase));

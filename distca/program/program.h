@@ -30,6 +30,7 @@
 // again. Communications under way have no order among each other, except that in which they were
 // started.
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -38,6 +39,7 @@
 #include "distca/base/integers.h"
 #include "distca/cost/pass.h"
 #include "distca/plan/attention_exchange.h"
+#include "distca/plan/attention_parts.h"
 
 namespace distca {
 
@@ -73,6 +75,9 @@ struct Op {
   Pass pass = Pass::kForward;
   Stream stream = Stream::kCompute;
   TaskSet tasks = TaskSet::kAll;  // the tasks that kCoreAttention computes
+  // The part of all tasks that kCoreAttention computes: its index in Program::attention_parts. With
+  // -1 it computes `tasks`.
+  int part = -1;
   // The layer, micro-batch and nano-batch that the operation works for at home. The layer is -1
   // where it belongs to none. All three are -1 where it belongs to the whole step, or to a visit of
   // a pipeline in which this rank only serves.
@@ -209,6 +214,9 @@ struct Program {
   std::vector<Buffer> buffers;
   // This rank's part of each exchange of the step. All ranks have the exchanges in the same order.
   std::vector<std::shared_ptr<const AttentionExchange>> exchanges;
+  // [exchange][Pass] The parts in which its core attention is played in counter-phase; none
+  // elsewhere. Parts of different layer steps may overlap. Empty without any.
+  std::vector<std::array<std::vector<AttentionPart>, 2>> attention_parts;
   // [exchange] How many of its layer steps this rank plays.
   std::vector<int> layer_steps;
   Stage stage;               // whose phases this rank plays
@@ -225,6 +233,8 @@ struct Program {
   /// exchange, or of a bucket, share the lists.
   const MessageList& sends(const Op& op) const;
   const MessageList& receives(const Op& op) const;
+  /// The part that a kCoreAttention computes; null if it computes a set of tasks.
+  const AttentionPart* part_of(const Op& op) const;
   /// The rank of the step that a message of this communication names as its peer.
   int rank_of(const Op& op, int peer) const;
 };

@@ -11,9 +11,12 @@
 //
 // A builder belongs to one thread.
 
+#include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
+#include <memory>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -30,6 +33,9 @@ namespace distca {
 Program build_none(const ProgramRequest& request);
 Program build_within(const ProgramRequest& request);
 Program build_ping_pong(const ProgramRequest& request);
+/// build_ping_pong where no ranks divide layers, and where they do.
+Program build_in_turn(const ProgramRequest& request);
+Program build_counter_phase(const ProgramRequest& request);
 
 class ProgramBuilder {
  public:
@@ -54,6 +60,16 @@ class ProgramBuilder {
   /// at home. Only sets with tasks are listed, but at least one (AttentionExchange::partial_sets).
   const std::vector<TaskSet>& task_sets(const Visit& visit, bool partial) const;
 
+  /// Calls this, until it is given another one, whenever a gather_rows or sum_rows has begun: what
+  /// it appends runs beside that. Its argument is what `seams` counts of it.
+  void set_seam(std::function<void(int)> seam) { seam_ = std::move(seam); }
+  /// How much travels between this rank and the others of its server, in rows, in begin_visit,
+  /// end_visit, start_layer and end_layer of a visit: a gather of pairs counts 2.
+  struct Seams {
+    int begin_visit = 0, end_visit = 0, start_layer = 0, end_layer = 0;
+  };
+  Seams seams(const Visit& visit) const;
+
   // Each of these appends operations, unless this rank has no part in them: only who has weights
   // and a nano-batch of its own plays phases.
 
@@ -76,6 +92,9 @@ class ProgramBuilder {
   void dispatch(const Visit& visit, int step);
   void redispatch(const Visit& visit, int step);  // nothing where the visit needs none
   void core_attention(const Visit& visit, int step, TaskSet tasks);
+  /// The tasks in these shares (plan/attention_parts.h), if there are any. A rank without tasks has
+  /// an operation where shares begin at 0.
+  void core_attention(const Visit& visit, int step, const Range& shares);
   void combine(const Visit& visit, int step);
   void post_attention(const Visit& visit, int step);
   void loss(const Visit& visit);
@@ -108,6 +127,8 @@ class ProgramBuilder {
     int first_step = 0;  // the layer steps of the exchanges before it
     // Indices of operations of the layer step under way. -1 means that there is none yet.
     int32_t last_attention = -1, last_combine = -1;
+    // [Pass] Made where the first part is played.
+    std::array<std::unique_ptr<const AttentionShares>, 2> shares;
   };
   /// The operations that have used a buffer, by index. -1 means none.
   struct Use {
@@ -157,13 +178,22 @@ class ProgramBuilder {
   }
   int32_t qkv_in(const Visit& visit, int step);
   int32_t accumulators(const Exchange& exchange);
+  /// The messages of its exchange that core attention needs and fills.
+  struct MessagesUsed {
+    bool keys = false;     // received Q, K, V; backward adds to their gradients
+    bool queries = false;  // some of its queries were received
+  };
+  void append_attention(Op op, const Visit& visit, int step, int64_t pairs,
+                        const MessagesUsed& used);
   void wait_for(Op& op, int32_t other) const;
   void wait_for_buffers(Op& op);
   int32_t append(Op op);
-  // The functions of phases are in program_builder_phases.cc.
+  // The functions of core attention are in program_builder_attention.cc, those of phases in
+  // program_builder_phases.cc.
   bool is_divided() const { return part_.stage.tensor.size > 1; }
   void append_phase(Op op, const Visit& visit);
   void go_on_from(int32_t op, Nano& nano);
+  void append_seam(Op op, const Visit& visit);
   void use_rows(Op& op, const Visit& visit);
   const TensorRows& tensor_rows_of(const Visit& visit) const;
   void wait_for_attention(Op& op, const Visit& visit);
@@ -201,8 +231,10 @@ class ProgramBuilder {
   std::deque<Queued> queue_;
   std::deque<int32_t> in_flight_;    // buckets whose parts have not been added yet
   std::vector<int32_t> free_parts_;  // buffers
-  int messages_ = 0;                 // messages of core attention issued in backward so far
-  int messages_of_backward_ = 0;     // messages of core attention in all of backward
+  std::function<void(int)> seam_;
+  std::map<std::tuple<int32_t, Pass, Range>, int> parts_;  // by exchange, pass and shares
+  int messages_ = 0;              // messages of core attention issued in backward so far
+  int messages_of_backward_ = 0;  // messages of core attention in all of backward
 };
 
 }  // namespace distca

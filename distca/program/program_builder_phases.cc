@@ -59,6 +59,15 @@ void ProgramBuilder::end_layer(const Visit& visit, int turn) {
   divided_phase(OpKind::kAttentionNorm, visit, step);
 }
 
+/// Counted as the functions above append them.
+ProgramBuilder::Seams ProgramBuilder::seams(const Visit& visit) const {
+  if (!plays_phases(visit) || !is_divided()) return {};
+  const bool embeds = part_.stage.is_first() && visit.layers.begin == part_.stage.layers.begin;
+  if (visit.pass == Pass::kForward)
+    return {.begin_visit = embeds ? 1 : 0, .start_layer = 1, .end_layer = 3};
+  return {.end_visit = embeds ? 1 : 0, .start_layer = 2 + 1 + 2, .end_layer = 1};
+}
+
 double ProgramBuilder::linear_flops(const Visit& visit, int64_t weights) const {
   const int64_t tokens = exchanges_[visit.exchange].part->rows.local_tokens;
   const double forward = 2.0 * static_cast<double>(weights) * static_cast<double>(tokens);
@@ -138,7 +147,13 @@ void ProgramBuilder::gather_rows(OpKind of_phase, const Visit& visit, int step) 
     op.writes = {op.out};
   }
   wait_for(op, last_of(visit));
+  append_seam(std::move(op), visit);
+}
+
+void ProgramBuilder::append_seam(Op op, const Visit& visit) {
+  const int rows = gathers_pairs(op) ? 2 : 1;
   go_on_from(append(std::move(op)), nano_of(visit));
+  if (seam_) seam_(rows);
 }
 
 void ProgramBuilder::sum_rows(OpKind of_phase, const Visit& visit, int step) {
@@ -149,7 +164,7 @@ void ProgramBuilder::sum_rows(OpKind of_phase, const Visit& visit, int step) {
   if (!rows.part_receives.empty())
     op.in = rows_buffer(BufferRole::kPartsIn, visit, rows.part_receives.buffer_bytes);
   wait_for(op, last_of(visit));
-  go_on_from(append(std::move(op)), nano_of(visit));
+  append_seam(std::move(op), visit);
 }
 
 void ProgramBuilder::divided_phase(OpKind kind, const Visit& visit, int step) {

@@ -75,6 +75,7 @@ struct Style {
   ExchangeTypes types = {};
   Gradients gradients = {};
   std::vector<int> window_of_layer = {};  // [layer] index in the windows of plan_step()
+  int tensor = 1;                         // ranks of each server; above 1 without gradients
 };
 
 inline std::vector<int> consecutive(int first, int count) {
@@ -109,11 +110,15 @@ inline std::shared_ptr<const GradientExchange> gradients_of(const Style& style, 
   return std::make_shared<const GradientExchange>(make_gradient_exchange(request));
 }
 
-inline Program program_of(const StepExchanges& step, int rank, const Style& style) {
+/// The program of a rank of a server, which without tensor parallelism is the rank itself.
+inline Program program_of(const StepExchanges& step, int rank, const Style& style, int index = 0) {
   ProgramRequest request{.overlap = style.overlap,
                          .kind = style.kind,
                          .holds_weights = rank < step.cluster.num_workers,
-                         .window_of_layer = style.window_of_layer};
+                         .server = rank,
+                         .tensor = {style.tensor, index},
+                         .window_of_layer = style.window_of_layer,
+                         .least_share_pairs = 1 << 12};
   request.model = {.num_layers = style.num_layers, .hidden_size = 64, .intermediate_size = 96};
   request.model.attention = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
   request.model.vocab_size = 100;
@@ -132,7 +137,8 @@ inline Program program_of(const StepExchanges& step, int rank, const Style& styl
 inline std::vector<Program> programs_of(const StepExchanges& step, const Style& style) {
   std::vector<Program> programs;
   for (int rank = 0; rank < step.num_ranks(); ++rank) {
-    programs.push_back(program_of(step, rank, style));
+    for (int index = 0; index < style.tensor; ++index)
+      programs.push_back(program_of(step, rank, style, index));
   }
   return programs;
 }
@@ -176,6 +182,7 @@ inline std::string short_name(const Op& op) {
   std::string name = op_name(op.kind);
   if (op.bucket >= 0) return name + " " + std::to_string(op.bucket);
   if (op.tasks != TaskSet::kAll) name += std::string("(") + task_set_name(op.tasks) + ")";
+  if (op.part >= 0) name += "(" + std::to_string(op.part) + ")";
   if (op.kind == OpKind::kP2p) name += op.is_receive ? "<" : ">";
   if (op.nano_batch < 0) return op.pass == Pass::kBackward && op.exchange >= 0 ? name + "'" : name;
   name += " ";

@@ -14,6 +14,7 @@
 // A chain belongs to one thread.
 
 #include <cstddef>
+#include <functional>
 #include <span>
 
 #include "distca/program/program_builder.h"
@@ -39,16 +40,42 @@ class SlotChain {
   /// comes in parts, so that exchanges run under the tasks at home.
   void attention(bool partial);
 
- private:
+  // Counter-phase plays core attention of one chain within the linear work of another.
+
+  /// Returns true if core attention is due: a dispatch has begun.
+  bool attends() const { return attends_; }
   /// The visits under way, which are played together.
   std::span<const Visit> visits() const { return builder_.beside(slot_, first_); }
+  /// Returns true if the linear work due has a pass's end of a layer first.
+  bool ends_layer(Pass pass) const;
+  /// The seams of the linear work that is due (ProgramBuilder::seams).
+  ProgramBuilder::Seams seams() const;
+  /// Appends the linear work that is due, whether linear() or begin() would, and its dispatch, but
+  /// no weight gradients. `before_dispatch` is called where it says.
+  void linear_alone(const std::function<void()>& before_dispatch);
+  void weight_gradients();
+  /// Appends the first `shares` of a layer step's core attention, less what was appended before.
+  void attention_until(int shares);
+  /// Appends the combine of visits of this pass, whose tasks it has to wait for are there.
+  void combine(Pass pass);
+  /// Ends core attention: keys that are sent again for the next layer follow.
+  void end_attention();
+
+ private:
+  void linear_work();
+  void begin_visits();
   void next_visits();
   void start_layer();
+  void redispatch_next();
 
   ProgramBuilder& builder_;
   int slot_;
-  size_t first_ = 0;  // index of the first of the visits under way
-  int turn_ = -1;     // turn of their layer steps. -1 means that they have not begun.
+  size_t first_ = 0;      // index of the first of the visits under way
+  int turn_ = -1;         // turn of their layer steps. -1 means that they have not begun.
+  bool attends_ = false;  // since the last dispatch
+  bool is_left_ = false;  // the start of a visit is, to begin()
+  int shares_ = 0;        // appended by attention_until()
+  std::function<void()> before_dispatch_;
 };
 
 }  // namespace distca

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <array>
 #include <tuple>
 #include <utility>
@@ -26,8 +27,9 @@ bool reads_received(TaskSet set) { return set == TaskSet::kAll || set == TaskSet
 /// Where the rows of received messages, and of what is computed for them, lie; [rows.receives].
 struct ServedRows {
   std::vector<MessageRows> qkv;
-  std::vector<MessageRows> o;          // forward
-  std::vector<MessageRows> d_o, sums;  // backward
+  std::vector<MessageRows> o;     // forward; empty where no query was received
+  std::vector<MessageRows> d_o;   // backward, likewise
+  std::vector<MessageRows> sums;  // backward
 };
 
 /// Buffers as plan/exchange.h numbers them are the kernel's buffers: 0 the local tensors, i + 1
@@ -47,15 +49,17 @@ void set_buffers(const HomeRows& home, const ServedRows& served, kernels::TaskLi
                 .dv = rows_of(home.dv)}};
   for (size_t i = 0; i < served.qkv.size(); ++i) {
     const MessageRows& qkv = served.qkv[i];
-    kernels::QueryBuffer queries{.tokens = qkv.tokens(0), .q = qkv.rows(0)};
+    kernels::QueryBuffer queries{};  // without tokens where no task has any of them
     kernels::KeyBuffer keys{.tokens = qkv.tokens(1), .k = qkv.rows(1), .v = qkv.rows(2)};
-    if (!served.o.empty()) {
-      queries.o = served.o[i].rows(0), queries.lse = served.o[i].rows(1);
-    } else {
-      const MessageRows &d_o = served.d_o[i], &sums = served.sums[i];
+    if (!served.o.empty() || !served.d_o.empty())
+      queries = {.tokens = qkv.tokens(0), .q = qkv.rows(0)};
+    if (!served.o.empty()) queries.o = served.o[i].rows(0), queries.lse = served.o[i].rows(1);
+    if (!served.d_o.empty()) {
+      const MessageRows& d_o = served.d_o[i];
       queries.d_o = d_o.rows(0), queries.lse = d_o.rows(1), queries.delta = d_o.rows(2);
-      queries.dq = sums.rows(0), keys.dk = sums.rows(1), keys.dv = sums.rows(2);
+      queries.dq = served.sums[i].rows(0);
     }
+    if (!served.sums.empty()) keys.dk = served.sums[i].rows(1), keys.dv = served.sums[i].rows(2);
     list.queries.push_back(queries);
     list.keys.push_back(keys);
   }
@@ -71,59 +75,85 @@ ExchangeTasks kernel_tasks(const AttentionExchange& exchange) {
   return result;
 }
 
+PartTasks part_tasks(const AttentionExchange& exchange, const AttentionPart& part) {
+  PartTasks result;
+  static_cast<TaskLists&>(result.tasks) = task_lists(exchange, part);
+  for (const TaskPiece& piece : part.pieces) {
+    const ServerTask& task = exchange.rows.tasks[piece.task];
+    const bool ends = piece.queries.end == task.q.tokens;
+    result.reads_received = result.reads_received || !is_home(task);
+    result.has_returned = result.has_returned || is_returned(task);
+    result.ended += ends ? 1 : 0;
+    result.returned_ended += ends && is_returned(task) ? 1 : 0;
+  }
+  return result;
+}
+
 void LayerAttention::prepare(const AttentionExchange& exchange, ExchangeTasks& sets, TaskSet set,
                              Pass pass) const {
-  const size_t received = reads_received(set) ? exchange.rows.receives.size() : 0;
+  prepare_tasks(sets[static_cast<size_t>(set)],
+                reads_received(set) ? exchange.rows.receives.size() : 0, pass);
+}
+
+void LayerAttention::prepare(const AttentionExchange& exchange, PartTasks& part, Pass pass) const {
+  prepare_tasks(part.tasks, part.reads_received ? exchange.rows.receives.size() : 0, pass);
+}
+
+void LayerAttention::prepare_tasks(KernelTasks& tasks, size_t received, Pass pass) const {
   const auto make = [&](kernels::TaskList& list, TaskLaunches& launches) {
     if (launches.times_made() > 0) return;
     list.keys.resize(1 + received);  // the first ones are local
     kernel_.prepare(pass, list, &launches);
   };
-  KernelTasks& tasks = sets[static_cast<size_t>(set)];
   if (pass == Pass::kBackward) return make(tasks.backward, tasks.backward_launches);
   make(tasks.whole, tasks.whole_launches);
   make(tasks.partial, tasks.partial_launches);
 }
 
 void LayerAttention::compute(const LayerPass& layer, TaskSet set) {
-  layer.pass == Pass::kForward ? compute_forward(layer, set) : compute_backward(layer, set);
+  const bool away = reads_received(set);
+  const Work work{.tasks = layer.tasks[static_cast<size_t>(set)],
+                  .reads_received = away,
+                  .has_returned = away,
+                  .merges_returned = away};
+  layer.pass == Pass::kForward ? compute_forward(layer, work) : compute_backward(layer, work);
   layer.layer_state.tasks_done += layer.exchange.tasks_of(set).size();
+  complete_if_done(layer);
+}
+
+void LayerAttention::compute(const LayerPass& layer, PartTasks& part) {
+  LayerState& state = layer.layer_state;
+  state.returned_done += part.returned_ended;
+  const auto returned =
+      static_cast<size_t>(std::ranges::count_if(layer.exchange.rows.tasks, is_returned));
+  const Work work{.tasks = part.tasks,
+                  .reads_received = part.reads_received,
+                  .has_returned = part.has_returned,
+                  .merges_returned = part.has_returned && state.returned_done == returned};
+  layer.pass == Pass::kForward ? compute_forward(layer, work) : compute_backward(layer, work);
+  state.tasks_done += part.ended;
   complete_if_done(layer);
 }
 
 /// O and LSE of the tasks: where they belong, or into partials (O of the accumulator's type); then
 /// of received rows that several tasks share.
-void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
+void LayerAttention::compute_forward(const LayerPass& layer, const Work& work) {
   const AttentionExchange& exchange = layer.exchange;
   LayerState& layer_state = layer.layer_state;
-  const bool away = reads_received(set);
   ServedRows served;
-  if (away) {
+  if (work.reads_received)
     served.qkv = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
-    served.o = with_homes(exchange, Content::kO, layer.of(BufferRole::kOOut));
-  }
-  KernelTasks& tasks = layer.tasks[static_cast<size_t>(set)];
-  auto& [whole, partial, backward, partial_tasks] = static_cast<TaskLists&>(tasks);
-  set_buffers(layer.home, served, whole);
-  partial.queries.clear();
-  partial.keys = whole.keys;
+  if (work.has_returned) served.o = with_homes(exchange, Content::kO, layer.of(BufferRole::kOOut));
+  KernelTasks& tasks = work.tasks;
+  set_buffers(layer.home, served, tasks.whole);
+  tasks.partial.queries.clear();
+  tasks.partial.keys = tasks.whole.keys;
   layer_state.partials.resize(2 * exchange.rows.tasks.size());
-  for (const int32_t i : partial_tasks) {
-    const BufferRows& q = exchange.rows.tasks[i].q;
-    const auto rows = [&](int64_t dim) {
-      return at::empty({q.tokens, shape_.num_heads, dim}, tensor_options(accumulator_));
-    };
-    at::Tensor &o = layer_state.partials[2 * i], &lse = layer_state.partials[2 * i + 1];
-    o = rows(shape_.head_dim_v);
-    lse = rows(1);
-    partial.queries.push_back({.tokens = q.tokens,
-                               .q = kernels::shifted(whole.queries[q.buffer].q, type_, q.row, 0),
-                               .o = rows_of(o),
-                               .lse = rows_of(lse)});
-  }
-  bytes_.copied += kernel_.forward(type_, whole, &tasks.whole_launches);
-  bytes_.copied += kernel_.forward(accumulator_, partial, &tasks.partial_launches);
-  if (!away) return;
+  for (const TaskPiece& piece : tasks.partial_pieces)
+    tasks.partial.queries.push_back(partial_buffer(layer, tasks, piece));
+  bytes_.copied += kernel_.forward(type_, tasks.whole, &tasks.whole_launches);
+  bytes_.copied += kernel_.forward(accumulator_, tasks.partial, &tasks.partial_launches);
+  if (!work.merges_returned) return;
   for (const RowMerge& rows : exchange.rows.merges) {
     if (rows.buffer == 0) continue;  // parts of it may be elsewhere
     const MessageRows& message = served.o[rows.buffer - 1];
@@ -131,23 +161,46 @@ void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
   }
 }
 
-void LayerAttention::compute_backward(const LayerPass& layer, TaskSet set) {
+/// Where the piece's O and LSE go, which are partial. Its task has one memory for all pieces.
+kernels::QueryBuffer LayerAttention::partial_buffer(const LayerPass& layer,
+                                                    const KernelTasks& tasks,
+                                                    const TaskPiece& piece) const {
+  const BufferRows& q = layer.exchange.rows.tasks[piece.task].q;
+  at::Tensor& o = layer.layer_state.partials[2 * piece.task];
+  at::Tensor& lse = layer.layer_state.partials[2 * piece.task + 1];
+  const int64_t begin = piece.queries.begin;
+  if (begin == 0) {
+    const auto rows = [&](int64_t dim) {
+      return at::empty({q.tokens, shape_.num_heads, dim}, tensor_options(accumulator_));
+    };
+    o = rows(shape_.head_dim_v);
+    lse = rows(1);
+  }
+  return {.tokens = piece.queries.size(),
+          .q = kernels::shifted(tasks.whole.queries[q.buffer].q, type_, q.row + begin, 0),
+          .o = rows_of(o, begin),
+          .lse = rows_of(lse, begin)};
+}
+
+void LayerAttention::compute_backward(const LayerPass& layer, const Work& work) {
   zero_local_gradients(layer.home);
   const AttentionExchange& exchange = layer.exchange;
   ServedRows served;
-  if (reads_received(set)) {
+  if (work.reads_received) {
     const BufferRole sums =
         exchange.converts_gradients() ? BufferRole::kAccumulators : BufferRole::kGradientOut;
     served.qkv = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
-    served.d_o = with_homes(exchange, Content::kDO, layer.of(BufferRole::kDOIn));
     served.sums = with_homes(exchange, Content::kAccumulator, layer.of(sums));
-    RowMoves moves(comm_.cuda_device());
-    for (const MessageRows& message : served.sums) moves.clear(message.flat());
-    moves.play();
+    if (!std::exchange(layer.layer_state.sums_cleared, true)) {
+      RowMoves moves(comm_.cuda_device());
+      for (const MessageRows& message : served.sums) moves.clear(message.flat());
+      moves.play();
+    }
   }
-  KernelTasks& tasks = layer.tasks[static_cast<size_t>(set)];
-  set_buffers(layer.home, served, tasks.backward);
-  bytes_.copied += kernel_.backward(tasks.backward, &tasks.backward_launches);
+  if (work.has_returned)
+    served.d_o = with_homes(exchange, Content::kDO, layer.of(BufferRole::kDOIn));
+  set_buffers(layer.home, served, work.tasks.backward);
+  bytes_.copied += kernel_.backward(work.tasks.backward, &work.tasks.backward_launches);
 }
 
 /// Merges the parts of some rows into `o` and `lse`: this rank's tasks' and what came home.

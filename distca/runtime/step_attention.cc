@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -21,12 +22,16 @@ struct StepAttention::State {
   std::vector<HomeRows> homes;           // [nano-batch x num_layers + layer]
   std::vector<LayerState> layer_states;  // [(exchange x num_layer_steps + layer step) x 2 + pass]
   std::vector<ExchangeTasks> tasks;      // [exchange]
+  std::vector<std::array<std::vector<PartTasks>, 2>> parts_of;  // [exchange][Pass], as the program
   MessagesUnderWay under_way;
 
   State(const Program& program_in, AttentionKernel& kernel, Communicator& comm,
         const ExchangeBuffers& buffers_in);
 
   HomeRows& home(int nano_batch, int layer) { return homes.at(nano_batch * num_layers + layer); }
+  PartTasks& part_of(const Op& op) {
+    return parts_of[op.exchange][static_cast<size_t>(op.pass)].at(op.part);
+  }
   LayerPass at(const Op& op);
   LayerPass at_its_rows(const Op& op);
 };
@@ -50,9 +55,22 @@ StepAttention::State::State(const Program& program_in, AttentionKernel& kernel, 
     parts.check(*exchange);
     tasks.push_back(kernel_tasks(*exchange));
   }
+  parts_of.resize(program.attention_parts.size());
+  for (size_t exchange = 0; exchange < parts_of.size(); ++exchange) {
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      const auto of_pass = static_cast<size_t>(pass);
+      for (const AttentionPart& part : program.attention_parts[exchange][of_pass])
+        parts_of[exchange][of_pass].push_back(part_tasks(*program.exchanges[exchange], part));
+    }
+  }
   for (const Op& op : program.ops) {
-    if (op.kind == OpKind::kCoreAttention)
-      parts.prepare(*program.exchanges[op.exchange], tasks[op.exchange], op.tasks, op.pass);
+    if (op.kind != OpKind::kCoreAttention) continue;
+    const AttentionExchange& exchange = *program.exchanges[op.exchange];
+    if (op.part < 0) {
+      parts.prepare(exchange, tasks[op.exchange], op.tasks, op.pass);
+    } else {
+      parts.prepare(exchange, part_of(op), op.pass);
+    }
   }
 }
 
@@ -129,7 +147,9 @@ void StepAttention::land(const Op& op) {
 }
 
 void StepAttention::compute(const Op& op) {
-  state_->parts.compute(state_->at_its_rows(op), op.tasks);
+  State& s = *state_;
+  const LayerPass pass = s.at_its_rows(op);
+  op.part < 0 ? s.parts.compute(pass, op.tasks) : s.parts.compute(pass, s.part_of(op));
 }
 
 const at::Tensor& StepAttention::o(int nano_batch, int layer) const {

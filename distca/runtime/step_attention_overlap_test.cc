@@ -7,11 +7,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "distca/comm/aten_types.h"
 #include "distca/comm/test_groups.h"
 #include "distca/comm/thread_group.h"
+#include "distca/program/program_builder.h"
 #include "distca/program/program_testing.h"
 #include "distca/runtime/step_attention_testing.h"
 
@@ -102,6 +104,23 @@ void expect_same_bits(const StepExchanges& step, const Outcome& got, const Outco
   }
 }
 
+void expect_gradients_within_bounds(const StepExchanges& step, const Outcome& got,
+                                    const Outcome& want, ScalarType type) {
+  const double bound = testing::bounds_of(type, /*longest=*/1100).backward;
+  for (int rank = 0; rank < step.cluster.num_workers; ++rank) {
+    for (size_t nano = 0; nano < kLengths.size(); ++nano) {
+      for (int layer = 0; layer < kLayers; ++layer) {
+        const AttentionLayer& a = got.of_ranks[rank][nano][layer];
+        const AttentionLayer& b = want.of_ranks[rank][nano][layer];
+        if (a.q.size(0) == 0) continue;
+        EXPECT_LE(testing::difference({a.dq}, {b.dq}), bound);
+        EXPECT_LE(testing::difference({a.dk}, {b.dk}), bound);
+        EXPECT_LE(testing::difference({a.dv}, {b.dv}), bound);
+      }
+    }
+  }
+}
+
 /// Steps that workers serve in place, alone or with dedicated servers, or that dedicated servers
 /// serve alone. No plan cuts keys.
 std::vector<StepExchanges> steps(int ranks) {
@@ -138,19 +157,35 @@ TEST_P(SchedulesTest, give_the_same_bits_of_o_and_gradients_up_to_their_order_of
     expect_same_bits(step, ping_pong, blocking, Equal::kOutputs);
     // With a partner tasks are computed in one go, in the same order as blocking does.
     expect_same_bits(step, ping_pong, blocking, Equal::kEverything, /*nano_batches=*/2);
-    const double bound = testing::bounds_of(type_, /*longest=*/1100).backward;
-    for (int rank = 0; rank < step.cluster.num_workers; ++rank) {
-      for (size_t nano = 0; nano < kLengths.size(); ++nano) {
-        for (int layer = 0; layer < kLayers; ++layer) {
-          const AttentionLayer& a = overlap.of_ranks[rank][nano][layer];
-          const AttentionLayer& b = blocking.of_ranks[rank][nano][layer];
-          if (a.q.size(0) == 0) continue;
-          EXPECT_LE(testing::difference({a.dq}, {b.dq}), bound);
-          EXPECT_LE(testing::difference({a.dk}, {b.dk}), bound);
-          EXPECT_LE(testing::difference({a.dv}, {b.dv}), bound);
-        }
-      }
-    }
+    expect_gradients_within_bounds(step, overlap, blocking, type_);
+  }
+}
+
+TEST_P(SchedulesTest, in_parts_give_the_same_bits_of_o_and_of_gradients_in_every_run) {
+  for (const StepExchanges& step : steps_) {
+    const Outcome blocking = run(step, {.overlap = Overlap::kNone}, type_);
+    const Outcome parts = run(step, {.build = build_counter_phase}, type_);
+    expect_same_bits(step, parts, blocking, Equal::kOutputs);
+    expect_gradients_within_bounds(step, parts, blocking, type_);
+    expect_same_bits(step, run(step, {.redispatched = true, .build = build_counter_phase}, type_),
+                     parts, Equal::kEverything);
+  }
+}
+
+TEST(CoreAttentionOverlaps, parts_of_tasks_with_part_of_the_keys_give_the_same_bits_of_o) {
+  const StepExchanges step = testing::plan_step(kLengths, testing::pool(3, 1, /*in_place=*/true),
+                                                {.tolerance_ppm = 0, .split_kv = true});
+  size_t partial = 0;
+  for (const auto& exchanges : step.of_ranks) {
+    for (const RankExchange& exchange : exchanges)
+      partial += std::ranges::count_if(exchange.tasks, &ServerTask::partial);
+  }
+  EXPECT_GT(partial, 3U);
+  for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
+    const Outcome blocking = run(step, {.overlap = Overlap::kNone}, type);
+    const Outcome parts = run(step, {.build = build_counter_phase}, type);
+    expect_same_bits(step, parts, blocking, Equal::kOutputs);
+    expect_gradients_within_bounds(step, parts, blocking, type);
   }
 }
 

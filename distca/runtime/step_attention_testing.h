@@ -28,6 +28,7 @@ struct AttentionStyle {
   bool wide_gradients = false;  // dQ, dK, dV travel in the accumulator's type
   bool backward = true;
   int64_t window_left = -1;
+  Program (*build)(const ProgramRequest& request) = build_program;
 };
 
 /// The program of a rank with its part of each nano-batch. A rank that only serves has as many
@@ -38,7 +39,8 @@ inline Program attention_program(const std::vector<RankExchange>& exchanges,
   ProgramRequest request{
       .overlap = style.overlap,
       .kind = style.backward ? ProgramRequest::Kind::kTrain : ProgramRequest::Kind::kEvaluate,
-      .holds_weights = holds_weights};
+      .holds_weights = holds_weights,
+      .least_share_pairs = 1 << 12};
   request.model.num_layers = num_layers;
   request.model.attention = {.num_heads = shape.num_heads,
                              .num_kv_heads = shape.num_kv_heads,
@@ -52,7 +54,7 @@ inline Program attention_program(const std::vector<RankExchange>& exchanges,
              rows, request.model.attention, exchange_types(type, style.wide_gradients))),
          .redispatched = style.redispatched});
   }
-  return build_program(request);
+  return style.build(request);
 }
 
 class AttentionPlayer final : public OpPlayer {

@@ -5,17 +5,32 @@
 namespace distca {
 namespace {
 
-kernels::Task kernel_task(const ServerTask& task, const kernels::Mask& mask) {
+/// Some queries of a task.
+kernels::Task kernel_task(const ServerTask& task, const Range& queries, const kernels::Mask& mask) {
   kernels::Task result{.query_buffer = task.q.buffer,
-                       .q_row = task.q.row,
-                       .q_tokens = task.q.tokens,
-                       .q_position = task.q.position,
+                       .q_row = task.q.row + queries.begin,
+                       .q_tokens = queries.size(),
+                       .q_position = task.q.position + queries.begin,
                        .mask = mask};
   result.keys.reserve(task.kv.size());
   for (const BufferRows& rows : task.kv) {
     result.keys.push_back({rows.buffer, rows.row, rows.tokens, rows.position});
   }
   return result;
+}
+
+void add(const AttentionExchange& exchange, const TaskPiece& piece, TaskLists& lists) {
+  const ServerTask& server_task = exchange.rows.tasks[piece.task];
+  kernels::Task task = kernel_task(server_task, piece.queries, kernel_mask(exchange.shape.mask));
+  lists.backward.tasks.push_back(task);
+  if (!server_task.partial) {
+    lists.whole.tasks.push_back(std::move(task));
+    return;
+  }
+  task.query_buffer = static_cast<int64_t>(lists.partial.tasks.size());
+  task.q_row = 0;
+  lists.partial.tasks.push_back(std::move(task));
+  lists.partial_pieces.push_back(piece);
 }
 
 }  // namespace
@@ -25,25 +40,18 @@ kernels::Mask kernel_mask(const Mask& mask) {
 }
 
 std::array<TaskLists, kNumTaskSets> task_lists(const AttentionExchange& exchange) {
-  const kernels::Mask mask = kernel_mask(exchange.shape.mask);
   std::array<TaskLists, kNumTaskSets> result;
   for (size_t set = 0; set < kNumTaskSets; ++set) {
-    auto& [whole, partial, backward, partial_tasks] = result[set];
-    for (const int32_t i : exchange.tasks[set]) {
-      const ServerTask& server_task = exchange.rows.tasks[i];
-      kernels::Task task = kernel_task(server_task, mask);
-      backward.tasks.push_back(task);
-      if (!server_task.partial) {
-        whole.tasks.push_back(std::move(task));
-        continue;
-      }
-      task.query_buffer = static_cast<int64_t>(partial.tasks.size());
-      task.q_row = 0;
-      partial.tasks.push_back(std::move(task));
-      partial_tasks.push_back(i);
-    }
+    for (const int32_t i : exchange.tasks[set])
+      add(exchange, {i, {0, exchange.rows.tasks[i].q.tokens}}, result[set]);
   }
   return result;
+}
+
+TaskLists task_lists(const AttentionExchange& exchange, const AttentionPart& part) {
+  TaskLists lists;
+  for (const TaskPiece& piece : part.pieces) add(exchange, piece, lists);
+  return lists;
 }
 
 }  // namespace distca

@@ -8,19 +8,22 @@
 
 #include "distca/kernels/attention.h"
 #include "distca/plan/attention_exchange.h"
+#include "distca/plan/attention_parts.h"
 
 namespace distca {
 
-/// The tasks of one set of an exchange.
+/// Tasks of an exchange, or pieces of them, that are computed at once.
 struct TaskLists {
-  kernels::TaskList whole;             // forward: tasks whose O and LSE are the rows' own
-  kernels::TaskList partial;           // forward: tasks whose O and LSE are parts of merges
-  kernels::TaskList backward;          // all tasks
-  std::vector<int32_t> partial_tasks;  // [partial.tasks] the index in rows.tasks
+  kernels::TaskList whole;                // forward: tasks whose O and LSE are the rows' own
+  kernels::TaskList partial;              // forward: tasks whose O and LSE are parts of merges
+  kernels::TaskList backward;             // all tasks
+  std::vector<TaskPiece> partial_pieces;  // [partial.tasks]
 };
 /// The mask of a plan, as kernels take it.
 kernels::Mask kernel_mask(const Mask& mask);
 /// [TaskSet] The lists of an exchange. They have no buffers yet.
 std::array<TaskLists, kNumTaskSets> task_lists(const AttentionExchange& exchange);
+/// The lists of a part of its tasks.
+TaskLists task_lists(const AttentionExchange& exchange, const AttentionPart& part);
 
 }  // namespace distca

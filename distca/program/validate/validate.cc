@@ -10,6 +10,12 @@
 namespace distca {
 namespace {
 
+bool has_part(const Program& program, const Op& op) {
+  return op.kind == OpKind::kCoreAttention && op.tasks == TaskSet::kAll && op.exchange >= 0 &&
+         static_cast<size_t>(op.exchange) < program.attention_parts.size() &&
+         op.part < std::ssize(program.attention_parts[op.exchange][static_cast<size_t>(op.pass)]);
+}
+
 /// Dependencies, buffers and exchanges that exist: without them nothing else can be said.
 void check_references(const Program& program, std::vector<std::string>& wrong) {
   const auto num_buffers = static_cast<int32_t>(program.buffers.size());
@@ -53,6 +59,8 @@ void check_references(const Program& program, std::vector<std::string>& wrong) {
       wrong.push_back(fmt::format("{} belongs to exchange {} of {}, layer step {}",
                                   numbered(program, i), op.exchange, num_exchanges, op.layer_step));
     }
+    if (op.part >= 0 && !has_part(program, op))
+      wrong.push_back(fmt::format("{} computes a part that is nowhere", numbered(program, i)));
     std::vector<int32_t> buffers = op.reads;
     buffers.insert(buffers.end(), op.writes.begin(), op.writes.end());
     if (op.out != -1) buffers.push_back(op.out);
@@ -126,6 +134,7 @@ std::vector<std::string> validate(const Program& program) {
   const ProgramOrder order(program);
   check_order(program, order, wrong);
   check_complete(program, wrong);
+  check_parts(program, wrong);
   check_messages(program, wrong);
   check_buffers(program, order, wrong);
   check_gradients(program, order, wrong);

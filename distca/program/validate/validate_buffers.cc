@@ -189,9 +189,17 @@ class Buffers {
     if (program_.ops[i].stream == Stream::kCompute) state.last_compute = i;
   }
 
+  /// Does core attention in parts go on with what another part has begun?
+  bool goes_on(int32_t i, const State& state) const {
+    if (state.writer < 0) return false;
+    const Op &op = program_.ops[i], &before = program_.ops[state.writer];
+    return op.part >= 0 && before.part >= 0 && op.exchange == before.exchange &&
+           op.layer_step == before.layer_step && op.pass == before.pass;
+  }
+
   void write(int32_t i, int32_t buffer, How how) {
     State& state = states_[buffer];
-    expect_read(buffer);
+    if (!goes_on(i, state)) expect_read(buffer);
     const auto still = [&](int32_t user, const char* what) {
       say(i, fmt::format("writes {}, which {} may still {}", named(buffer),
                          numbered(program_, user), what));

@@ -45,6 +45,19 @@ class ProgramOrder {
 /// Every operation comes after what it needs, and none is there twice.
 void check_order(const Program& program, const ProgramOrder& order,
                  std::vector<std::string>& wrong);
+/// The messages of its exchange that a kCoreAttention needs for its tasks, and those it fills.
+struct AttentionNeeds {
+  bool received = false;  // Q, K, V; in backward, it adds to gradients that are returned
+  bool returned = false;  // some of its queries were received
+  bool fills(Pass pass) const { return pass == Pass::kForward ? returned : received; }
+};
+AttentionNeeds attention_needs(const Program& program, const Op& op);
+/// The parts in which core attention of a layer step is played have all rows of all tasks once, and
+/// write what they fill.
+void check_parts(const Program& program, std::vector<std::string>& wrong);
+/// The ranks of a server start their communications in the same order, but for gradients: a combine
+/// stands at the same place of a turn on all of them.
+void check_order_in_servers(std::span<const Program> programs, std::vector<std::string>& wrong);
 /// Every nano-batch has all phases of the stage, and every exchange all its layer steps.
 void check_complete(const Program& program, std::vector<std::string>& wrong);
 /// Every buffer is written by the right operation before it is read, and is free when it is written

@@ -37,6 +37,7 @@ class Complete {
       Step& step = steps_[{op.exchange, op.pass, op.layer_step}];
       if (op.kind == OpKind::kDispatch) step.dispatches = true;
       if (op.kind == OpKind::kCombine) step.combines = true;
+      // check_parts() says whether parts are complete.
       if (op.kind == OpKind::kCoreAttention) step.computes[static_cast<size_t>(op.tasks)] = true;
       return;
     }

@@ -261,6 +261,7 @@ class Waiting {
 
 void check_ranks(std::span<const Program> programs, std::vector<std::string>& wrong) {
   Matching(programs, wrong).check();
+  check_order_in_servers(programs, wrong);
   if (wrong.empty()) Waiting(programs, wrong).check();
 }
 

@@ -41,8 +41,9 @@ class Sequence {
   /// Core attention of a pass of a layer step.
   struct AttentionOps {
     int32_t first = -1, last = -1;
-    int32_t away = -1;  // the one that reads what is received and writes what is returned
-    uint32_t sets = 0;  // a bit each
+    int32_t filled = -1;  // the last one that writes what is returned
+    uint32_t sets = 0;    // a bit each
+    bool in_parts = false;
   };
   /// A kind of operation; of kGatherRows and kSumRows with the phase whose rows they carry.
   struct Kind {
@@ -153,13 +154,15 @@ class Sequence {
   void enlist_attention(int32_t i) {
     const Op& op = program_.ops[i];
     AttentionOps& attends = attention_ops_[key(op.kind, op.pass, op.exchange, op.layer_step)];
-    const bool whole = op.tasks == TaskSet::kAll;
-    const uint32_t bit = whole ? ~0U : 1U << static_cast<int>(op.tasks);
-    if ((attends.sets & bit) != 0) say(i, "computes tasks that were computed before");
+    const uint32_t bit = op.tasks == TaskSet::kAll ? ~0U : 1U << static_cast<int>(op.tasks);
+    // check_parts() says whether parts have rows in common.
+    if ((attends.sets & bit) != 0 && !(op.part >= 0 && attends.in_parts))
+      say(i, "computes tasks that were computed before");
     attends.sets |= bit;
+    if (op.part >= 0) attends.in_parts = true;
     if (attends.first < 0) attends.first = i;
     attends.last = i;
-    if (whole || op.tasks == TaskSet::kAway) attends.away = i;
+    if (attention_needs(program_, op).fills(op.pass)) attends.filled = i;
   }
 
   /// `i` comes after this operation of its nano-batch, if this rank plays phases; it waits until
@@ -238,16 +241,20 @@ class Sequence {
     const AttentionOps* attends = attention_ops_of(program_.ops[i].pass, program_.ops[i]);
     if (attends == nullptr) {
       say(i, "needs its core_attention, which is nowhere");
-    } else if (attends->first > i || attends->away > i) {
+    } else if ((attends->first > i && !attends->in_parts) || attends->filled > i) {
       say(i, fmt::format("comes before {}",
-                         numbered(program_, std::max(attends->first, attends->away))));
+                         numbered(program_, std::max(attends->first, attends->filled))));
     }
   }
   /// Core attention of more than home tasks reads what was received for it.
   void reads_what_came(int32_t i, int32_t exchange) {
     const Op& op = program_.ops[i];
     if (exchange < 0 || program_.ops[exchange].in < 0) return;
-    if (op.tasks == TaskSet::kHomeFirst || op.tasks == TaskSet::kHomeRest) return;
+    const AttentionNeeds needs = attention_needs(program_, op);
+    const Op& communication = program_.ops[exchange];
+    const bool brings_queries =
+        communication.kind == OpKind::kDispatch && communication.pass == Pass::kBackward;
+    if (!(brings_queries ? needs.returned : needs.received)) return;
     for (int32_t buffer : op.reads) {
       if (buffer == program_.ops[exchange].in) return;
     }
