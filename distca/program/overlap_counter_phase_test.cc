@@ -108,7 +108,7 @@ TEST(CounterPhase, a_nano_batch_without_a_partner_is_played_in_place) {
   EXPECT_EQ(order_of(alone), order_of(within));
   for (const Program& program : one_stage(kLong, Cluster::in_place(2), {.overlap = Overlap::kNone}))
     EXPECT_THAT(program.attention_parts, IsEmpty());
-  // The third one's first layer still is under way beside the end of the second.
+  // The third one's first layer still is under way while the second one ends.
   const std::string odd = order_of(
       one_stage({kLong[0], kLong[1], {3000, 700}}, Cluster::in_place(2), {.num_layers = 2})[0]);
   EXPECT_THAT(odd, HasSubstr("core_attention(home, first half) 1c, core_attention(away) 1c, "));

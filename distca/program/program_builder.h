@@ -61,7 +61,7 @@ class ProgramBuilder {
   const std::vector<TaskSet>& task_sets(const Visit& visit, bool partial) const;
 
   /// Calls this, until it is given another one, whenever a gather_rows or sum_rows has begun: what
-  /// it appends runs beside that. Its argument is what `seams` counts of it.
+  /// it appends runs meanwhile. Its argument is what `seams` counts of it.
   void set_seam(std::function<void(int)> seam) { seam_ = std::move(seam); }
   /// How much travels between this rank and the others of its server, in rows, in begin_visit,
   /// end_visit, start_layer and end_layer of a visit: a gather of pairs counts 2.
