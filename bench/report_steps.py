@@ -149,6 +149,29 @@ def exchanges(out, head, lines):
                 f"{f'not judged ({why})' if why else out.judge(figure)}")
 
 
+# --- counter_phase
+
+COUNTER_PHASE = """2 ranks that divide layers, {layers} layers, 2 nano-batches of {tokens} tokens, {hidden} wide; core attention {attention_ms} ms and
+linear work {linear_ms} ms of a layer and nano-batch in forward, which operations sleep; in turn, each message within the
+server is waited for where it stands"""
+
+
+def counter_phase(out, head, lines):
+    (setting,), rounds = of(lines, "setting"), of(lines, "round")
+    steps = {arm: [line["step_s"][arm] for line in rounds] for arm in rounds[0]["step_s"]}
+    out.say(f"{COUNTER_PHASE.format_map(head)}\nwire {setting['wire_bytes_per_s'] / 1e6:.1f} MB/s: a step's bytes {ms(setting['wire_s'])} ms; "
+            f"operations of a rank {ms(setting['busy_s'])} ms\n")
+    exposed = {arm: difference(steps[arm], steps["in turn, one byte" if arm == "in turn" else "counter-phase, one byte"])
+               for arm in ("in turn", "counter-phase", "counter-phase again")}
+    out.table("step|ms|waited for messages ms|95 %",
+              [f"{arm}|{ms(median(seconds))}|" + (f"{ms(median(exposed[arm]))}|{estimate(exposed[arm]).text(1, times=1e3)}"
+                                                  if arm in exposed else "|") for arm, seconds in steps.items()])
+    shares, again = (quotient(exposed[arm], exposed["in turn"]) for arm in ("counter-phase", "counter-phase again"))
+    figure = Figure(estimate(shares), estimate(difference(shares, again)), len(rounds), out.bar("share"), is_difference=True)
+    out.say(f"\nwaited for in counter-phase, of what is in turn: {figure.reached.median:.3f} ({figure.reached.text()}), bar "
+            f"{figure.bar:.2f}, A/A {figure.control.text()}: {out.judge(figure)}")
+
+
 # --- training and uneven: whole steps
 
 DOTS = " .. "
