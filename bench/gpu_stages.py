@@ -13,6 +13,7 @@ from gpu_check import ROOT, Missing, built, main, prepared, probe, tests, train
 
 SMALL_MODEL = ("batch.nano_batch_tokens=2048", "batch.max_document_tokens=2048", "model.hidden_size=128",
                "model.num_hidden_layers=2", "train.steps=4")
+DIVIDED = ("parallel.tensor_model_parallel_size=2",)
 TEST_S = 60
 
 
@@ -100,6 +101,7 @@ def stage_a(stage):
     device = ("train.device=cuda", "comm.backend=threads") if stage.on_gpu else ("comm.backend=threads",)
     trained(stage, "training, one rank", *device)
     trained(stage, "training, 2 ranks as threads", "--workers", 2, *device)
+    trained(stage, "training, 2 ranks that divide layers", "--workers", 2, *DIVIDED, *device)
     same_weights(stage, "bf16 training twice: files of weights that differ",
                  {run: ("model.dtype=bfloat16", *device) for run in ("twice_a", "twice_b")})
     memory_checker(stage)
@@ -271,6 +273,9 @@ def stage_e(stage):
     device = [word for word in words if word.startswith("train.device")]
     same_weights(stage, "weights of two ranks: files that differ from those of threads",
                  {"threads": ("comm.backend=threads", *device), "processes": words}, environment)
+    same_weights(stage, "weights of two ranks that divide layers: files that differ from those of threads",
+                 {"divided threads": (*DIVIDED, "comm.backend=threads", *device), "divided processes": (*DIVIDED, *words)},
+                 environment)
     for fault in SAID:
         lost_rank(stage, fault, words, environment)
     nccl_tests(stage, carrier, environment)  # last: users' ranks are processes

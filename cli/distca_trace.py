@@ -16,8 +16,10 @@ from collections import Counter, defaultdict
 sys.path.append(str(pathlib.Path(__file__).resolve().parent))  # last: nothing there stands in for a module of Python's
 from distca_trace_file import fail, read_trace  # noqa: E402
 
-PARTS = ("compute", "copies", "issues", "gaps", "bubble", "imbalance", "exposed", "sums", "other")  # of a step
+# Of a step.
+PARTS = ("compute", "copies", "issues", "gaps", "bubble", "imbalance", "exposed", "tensor", "sums", "other")
 LAUNCH = PARTS[2:4]
+TENSOR = re.compile(r" (gather_rows for|sum_rows of) |loss rows$")  # operations between ranks that divide layers
 PART_OF = {"compute": "compute", "copy": "copies", "launch": "issues", None: "gaps"}  # by kind of the innermost event
 
 
@@ -109,7 +111,8 @@ class Analysis:
     parts, of "launch" and "idle", which are several parts, and of "hidden" (at most); "bytes" and "received_bytes"; and
     ("waited_for", rank): imbalance by the rank that came last.
     operations: by kind and pass, without what lies inside them. exchanges: by kind, pass, layer and nano-batch.
-    stages: of each rank; -1: none, as on a dedicated server. parts, idle: of PARTS; only a pipeline has a bubble.
+    stages: of each rank; -1: none, as on a dedicated server. parts, idle: of PARTS; only a pipeline has a bubble, and only
+    ranks that divide layers, num_tensor at a time, have "tensor".
     ticks: Ticks.rows(); without a pipeline none.
     """
 
@@ -120,7 +123,9 @@ class Analysis:
             fail(f"{path}: a trace of no rank")
         self.stages = [rank.get("stage", -1) for rank in other["ranks"]]
         self.num_stages = max(0, *self.stages) + 1
-        self.parts = [part for part in PARTS if part != "bubble" or self.num_stages > 1]
+        self.num_tensor = max(rank.get("tensor", 0) for rank in other["ranks"]) + 1
+        absent = {"bubble": self.num_stages < 2, "tensor": self.num_tensor < 2}
+        self.parts = [part for part in PARTS if not absent.get(part)]
         self.idle, self.in_ticks = self.parts[4:], Ticks(self.num_ranks)
         self.operations = defaultdict(lambda: {"count": 0, "flops": 0.0, "rank_ns": [0] * self.num_ranks})
         self.exchanges = defaultdict(lambda: {"exposed_ns": 0, "imbalance_ns": 0, "bytes": 0})
@@ -179,6 +184,12 @@ class Analysis:
         return (self.num_stages > 1 and self.stages[wait.rank] >= 0 and wait.tick >= 0
                 and (wait.nano_batch < 0 or " p2p" in wait.operation))
 
+    def part_of(self, wait):
+        """Exchanges of core attention belong to a layer or a tick, sums of gradients and collectives to neither."""
+        if self.num_tensor > 1 and TENSOR.search(wait.operation):
+            return "tensor"
+        return "sums" if wait.layer < 0 and wait.tick < 0 else "exposed"
+
     def add_wait(self, step, wait, begin, end):
         """Imbalance until the last awaited rank had issued its side; from then on, bytes were on their way."""
         if self.is_bubble(wait):
@@ -193,8 +204,7 @@ class Analysis:
         turn = min(max(*times, begin), end)
         step["imbalance"] += turn - begin
         step["waited_for", awaited[times.index(max(times))]] += turn - begin
-        # Exchanges of core attention belong to a layer or a tick, sums of gradients and collectives to neither.
-        step["sums" if wait.layer < 0 and wait.tick < 0 else "exposed"] += end - turn
+        step[self.part_of(wait)] += end - turn
         self.exchange(wait)["imbalance_ns"] += turn - begin
         self.exchange(wait)["exposed_ns"] += end - turn
 
@@ -240,7 +250,7 @@ class Report:
     def __init__(self, analysis):
         self.sums, self.num_steps = analysis, len(analysis.numbers)
         self.all = sum_of(analysis.totals)
-        self.pipelined = analysis.num_stages > 1
+        self.pipelined, self.divided = analysis.num_stages > 1, analysis.num_tensor > 1
 
     def per_step(self, ns, ranks=1):
         return ns * 1e-6 / self.num_steps / ranks
@@ -274,20 +284,24 @@ class Report:
 
     def ranks(self):
         rows = []
-        for rank, (total, stage) in enumerate(zip(self.sums.totals, self.sums.stages)):
-            of_stage = f", stage {stage}" if self.pipelined and stage >= 0 else ""
-            rows.append(self.rank_row(f"{rank} {self.sums.other['ranks'][rank]['role']}{of_stage}", total, 1))
+        for rank, (total, what) in enumerate(zip(self.sums.totals, self.sums.other["ranks"])):
+            place = [f", {key} {what[key]}" for key, shown in (("stage", self.pipelined), ("tensor", self.divided))
+                     if shown and key in what]
+            rows.append(self.rank_row(f"{rank} {what['role']}{''.join(place)}", total, 1))
         if len(rows) > 1:
             rows.append(self.rank_row("mean", self.all, len(rows)))
         header = ("rank", "step", "compute", "copies", "launch", "idle", "of step", *self.sums.idle, "hidden", "sent")
         bubble = ("  bubble     waiting while this stage has no work of its own, or for what other stages send\n"
                   if self.pipelined else "")
+        tensor = ("  tensor     waiting likewise for rows from the ranks that divide the layers with this one\n"
+                  if self.divided else "")
         return (f"\nms a step{', mean of the steps' if self.num_steps > 1 else ''}\n{table(header, rows)}"
                 f"step = compute + copies + launch + idle; idle = {' + '.join(self.sums.idle)}\n"
                 "  launch     issuing messages, and the gaps between operations\n"
                 f"{bubble}"
                 "  imbalance  waiting for a rank that had not issued its message yet\n"
                 "  exposed    waiting for messages that all ranks had issued and that were still under way\n"
+                f"{tensor}"
                 "  sums       waiting in sums over ranks\n"
                 "  other      waiting for a plan, or copying what a checkpoint is written from\n"
                 "  hidden     exchanges that were under way while the rank did something else (at most)\n")
@@ -389,7 +403,7 @@ class Report:
 
     def json(self):
         sums = self.sums
-        keys = ("role", "stage", "clock_offset_s", "clock_uncertainty_s")
+        keys = ("role", "stage", "tensor", "clock_offset_s", "clock_uncertainty_s")
         ranks = [{**{key: rank[key] for key in keys if key in rank},
                   "steps": [{"step": number, **self.parts(step)} for number, step in zip(sums.numbers, steps)],
                   "total": self.parts(total)} for rank, steps, total in zip(sums.other["ranks"], sums.steps, sums.totals)]
@@ -398,7 +412,8 @@ class Report:
                 "operations": [{"name": name, **times} for name, times in sums.operations.items()],
                 "exchanges": [{"name": name, "layer": layer, "nano_batch": nano_batch, **waits}
                               for (name, layer, nano_batch), waits in sums.exchanges.items()],
-                **({"stages": sums.num_stages, "ticks": sums.ticks} if self.pipelined else {})}
+                **({"stages": sums.num_stages, "ticks": sums.ticks} if self.pipelined else {}),
+                **({"tensor": sums.num_tensor} if self.divided else {})}
 
 
 def having(times):

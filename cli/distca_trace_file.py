@@ -120,7 +120,8 @@ def read_trace(path):
                 raise Fault(f'"role" is {shown(rank["role"])}: expected worker or server')
             for key, least in (("clock_offset_s", -1e18), ("clock_drift", -1), ("clock_uncertainty_s", 0)):
                 number(rank, key, least, 1e18)
-            integer(rank.get("stage", 0), "stage")
+            for key in ("stage", "tensor"):
+                integer(rank.get(key, 0), key)
         events = [event for event in events if event]
         most = max((event.rank for event in events), default=-1)
         if most >= len(other["ranks"]):

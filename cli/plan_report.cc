@@ -1,6 +1,6 @@
 #include "cli/plan_report.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -350,15 +350,18 @@ void print_program_of(const Config& config, const BatchPlans& plans, int num_wor
   std::vector<std::string> violations = validate(program);
   if (violations.empty()) violations = programs.violations();
   DISTCA_CHECK(violations.empty(), "our own programs are invalid: {}", violations.front());
-  std::string place, in_flight;
+  std::vector<std::string> places;
+  std::string in_flight;
   if (rank >= num_workers) {
-    place = " (a dedicated server)";
+    places.emplace_back("a dedicated server");
   } else if (run.is_pipeline()) {
     const Stage stage = run.stage_of(rank);
-    place = fmt::format(" (stage {}, layers {} to {})", stage.index, stage.layers.begin,
-                        stage.layers.end - 1);
+    places.push_back(fmt::format("stage {}, layers {} to {}", stage.index, stage.layers.begin,
+                                 stage.layers.end - 1));
     in_flight = fmt::format("; at most {} nano-batches in flight", most_in_flight(program));
   }
+  if (run.tensor > 1) places.push_back(fmt::format("tensor {}", run.tensor_index(rank)));
+  const std::string place = places.empty() ? "" : fmt::format(" ({})", fmt::join(places, ", "));
   fmt::print(
       "Rank {} of {}{}, overlap {}, nano-batches: {}, layers: {}; {} operations, valid with the "
       "programs of all ranks{}\n\n{}",

@@ -13,12 +13,14 @@
 #include "distca/base/text.h"
 #include "distca/config/config.h"
 #include "distca/config/run_grid.h"
+#include "distca/forecast/batch_programs.h"
 #include "distca/forecast/checked_data.h"
 #include "distca/forecast/plan_figures.h"
 #include "distca/forecast/plan_request.h"
 #include "distca/plan/choose_tolerance.h"
 #include "distca/plan/plan_batch_input.h"
 #include "distca/program/overlap.h"
+#include "distca/program/validate/validate.h"
 
 namespace distca::cli {
 namespace {
@@ -26,8 +28,13 @@ namespace {
 /// The documents of a step, and how many workers plan them.
 struct Step {
   Batch batch;
-  int workers = 1;
+  int workers = 1;    // ranks that hold weights
   std::string notes;  // lines that say what the plans do not show of the run
+
+  /// The request for the plan of one nano-batch.
+  PlanRequest request(const Config& config, const NanoBatch& nano_batch) const {
+    return plan_request(config, nano_batch, run_grid(config, workers).grid.num_workers());
+  }
 };
 
 /// "", or a line that says that a step has documents more than once.
@@ -49,7 +56,8 @@ Step step_of(const Config& config, const PlanArguments& asked) {
     // Plans need no more than lengths, so no source says where tokens are from.
     step.batch.assign(config.batch.nano_batches,
                       {.nano_batch = workload.nano_batch, .sources = {}});
-    step.workers = workload.ranks * static_cast<int>(config.parallel.pipeline_model_parallel_size);
+    step.workers = workload.ranks * config.tensor_ranks() *
+                   static_cast<int>(config.parallel.pipeline_model_parallel_size);
   } else {
     DISTCA_THROW_IF(asked.lengths.empty() && config.data.prefix.empty(), ErrorKind::kUsage,
                     "no documents to plan: give data.prefix=PREFIX, --lengths FILE or --workload "
@@ -61,6 +69,10 @@ Step step_of(const Config& config, const PlanArguments& asked) {
     step.batch = batches.next();
   }
   if (asked.workers > 0) step.workers = asked.workers;
+  if (const int ranks = config.tensor_ranks(); ranks > 1) {
+    step.notes +=
+        fmt::format("a server is {} ranks: pairs, memory and bytes are those of each\n", ranks);
+  }
   if (measures_speeds(config)) {
     step.notes +=
         "train.deterministic is false: a run plans with the speeds that it measures, and these "
@@ -74,7 +86,7 @@ void check_sizes_of(const Config& config, const Step& step) {
   for (const NanoBatchSource& source : step.batch) {
     check_counts(source.nano_batch.num_tokens(), num_ranks(config, step.workers),
                  ErrorKind::kUsage);
-    const PlanRequest request = plan_request(config, source.nano_batch, step.workers);
+    const PlanRequest request = step.request(config, source.nano_batch);
     check_sizes(request.nano_batch, request.cluster, request.shape, ErrorKind::kUsage);
   }
 }
@@ -82,8 +94,9 @@ void check_sizes_of(const Config& config, const Step& step) {
 /// The plans that plan.tolerance = auto weighed for a nano-batch.
 Json weighed_of(const Config& config, const NanoBatch& nano_batch, const Step& step,
                 bool redispatched) {
-  return weighed_json(choose_tolerance(plan_request(config, nano_batch, step.workers),
-                                       layer_time_options(config, step.workers, {}, redispatched)));
+  const PlanRequest request = step.request(config, nano_batch);
+  return weighed_json(choose_tolerance(
+      request, layer_time_options(config, request.cluster.num_workers, {}, redispatched)));
 }
 
 Json figures_json(const Config& config, const Step& step, const BatchPlans& plans,
@@ -103,6 +116,16 @@ Json figures_json(const Config& config, const Step& step, const BatchPlans& plan
           {"imbalance_before", figures.imbalance_before},
           {"imbalance_after", figures.imbalance_after},
           {"nano_batches", std::move(list)}};
+}
+
+/// How long rank 0 takes to check its own program, as each rank does in every step of a run.
+int64_t microseconds_to_validate(const Config& config, const Step& step, const BatchPlans& plans) {
+  const Program program =
+      BatchPrograms(config, plans, ProgramRequest::Kind::kTrain, step.workers).of(/*rank=*/0);
+  const Stopwatch watch;
+  const std::vector<std::string> violations = validate(program);
+  DISTCA_CHECK(violations.empty(), "our own program is invalid: {}", violations.front());
+  return std::llround(watch.seconds() * 1e6);
 }
 
 void print_tables(const Config& config, const BatchPlans& plans) {
@@ -159,8 +182,7 @@ void print_step(const PlanArguments& asked) {
       return print_orders(compare_orders(config, step.batch, step.workers), as_json);
     }
     if (!as_json) fmt::print("Nano-batch 1 of step {}\n{}", asked.step, step.notes);
-    return print_comparison(plan_request(config, step.batch.front().nano_batch, step.workers),
-                            as_json);
+    return print_comparison(step.request(config, step.batch.front().nano_batch), as_json);
   }
   const Stopwatch watch;
   const BatchPlans plans = plan_later_batch(config, step.batch, step.workers);
@@ -175,6 +197,7 @@ void print_step(const PlanArguments& asked) {
   if (!asked.summary_json) return print_for_people(config, asked, step, plans, figures);
   Json json = figures_json(config, step, plans, figures);
   json["step"] = asked.step;
+  json["validate_us"] = microseconds_to_validate(config, step, plans);
   fmt::print("{}", canonical_json(json));
 }
 

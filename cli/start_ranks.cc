@@ -83,7 +83,7 @@ void check_launch(const Config& config, const std::optional<Rendezvous>& rendezv
 std::optional<int> start_ranks(const RankStart& start) {
   const Config& config = start.config;
   const RunGrid grid = run_grid(config, start.workers);
-  const int ranks = grid.grid.num_ranks();
+  const int ranks = grid.num_ranks();
   if (grid.grid.stages > 1) keep_freed_memory();
   if (start.rendezvous) {
     if (start.names_ranks) {

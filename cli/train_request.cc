@@ -99,9 +99,10 @@ void add_train(CLI::App& app, int* exit_code, StartTraining start) {
   verb->add_option("overrides", arguments->overrides,
                    "section.key=value; replaces what the file says")
       ->type_name("KEY=VALUE");
-  verb->add_option("--workers", arguments->workers,
-                   "Local workers to start, which hold weights: stages x replicas; beside them "
-                   "servers.dedicated servers; leave it out under torchrun, Slurm or Open MPI")
+  verb->add_option(
+          "--workers", arguments->workers,
+          "Local workers to start, which hold weights: stages x replicas x tensor; beside them "
+          "servers.dedicated servers; leave it out under torchrun, Slurm or Open MPI")
       ->check(whole_range(1, kMostRanks));
   verb->add_option("--master-port", arguments->master_port,
                    "Port of the ranks' store; 0: a free one")

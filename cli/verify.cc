@@ -16,6 +16,7 @@
 #include "distca/base/json.h"
 #include "distca/base/text.h"
 #include "distca/comm/launch/rendezvous.h"
+#include "distca/config/run_grid.h"
 #include "distca/train/check_run.h"
 #include "distca/train/start_weights.h"
 #include "distca/train/verify.h"
@@ -40,10 +41,8 @@ std::string counted(int64_t count, const std::string& what, const char* plural =
 /// Prints the batch and the two sides that are compared.
 void print_sides(const Config& config, const Verification& v) {
   const std::string many = counted(v.num_workers, "worker");
-  const std::string servers = config.servers.dedicated > 0
-                                  ? counted(config.servers.dedicated, "dedicated server") +
-                                        (config.servers.in_place ? "" : ", none in place") + ", "
-                                  : "";
+  std::string servers = run_grid(config, v.num_workers).describe_dedicated();
+  if (!servers.empty()) servers += config.servers.in_place ? ", " : ", none in place, ";
   fmt::print("  {:<11} {}, {}, {}, {}\n", "batch", counted(v.nano_batches, "nano-batch", "es"),
              counted(v.documents, "document"), counted(v.tokens, "token"),
              counted(v.targets, "next-token pair"));

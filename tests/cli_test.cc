@@ -172,6 +172,7 @@ TEST(Cli, a_workload_is_a_nano_batch_on_its_own_ranks_for_each_stage) {
   EXPECT_EQ(step.at("tokens"), 1'048'576);
   EXPECT_EQ(step.at("plan_hash").get<std::string>().size(), 16u);
   EXPECT_GT(step.at("plan_us"), 0);
+  EXPECT_GT(step.at("validate_us"), 0);
   EXPECT_EQ(step.at("nano_batches").at(0).at("servers"), 4);
 }
 

@@ -133,6 +133,24 @@ class CliTrace(unittest.TestCase):
             self.assertGreater(analysis.totals[2]["bytes"], 0)
             self.assertGreater(analysis.totals[2]["compute"], 0)
 
+    def test_ranks_that_divide_layers_wait_for_rows_and_send_what_the_metrics_say(self):
+        other, ranks, analysis = self.traced("parallel.tensor_model_parallel_size=2")
+        self.assertEqual([(rank["role"], rank["tensor"]) for rank in other["ranks"]], [("worker", 0), ("worker", 1)])
+        self.assertGreater(sum(total["tensor"] for total in analysis.totals), 0)
+        self.assertEqual([total["exposed"] for total in analysis.totals], [0, 0])  # one server exchanges nothing
+        lines = [json.loads(line) for line in (self.folder / "run/metrics.jsonl").read_text().splitlines()]
+        for step in analysis.numbers:
+            sent = sum(event.bytes for event in sum(ranks, []) if (event.kind, event.step) == ("launch", step)
+                       and distca_trace.TENSOR.search(event.operation))
+            self.assertEqual(sent, lines[step - 1]["bytes_tensor"])
+        for events in ranks:
+            loss = [event for event in events if event.operation == "forward loss" and event.step == 2]
+            waits = [event for event in events if (event.kind, event.operation, event.step) == ("wait", "loss rows", 2)]
+            self.assertEqual(len(loss), 2)
+            self.assertEqual(len(waits) % 3, 0)  # rows, statistics and sums of a chunk
+            for wait in waits:
+                self.assertTrue(any(one.begin <= wait.begin and wait.end <= one.end for one in loss))
+
     def test_a_traced_run_learns_the_same_as_one_that_is_not(self):
         losses = []
         for folder, more in (("plain", ()), ("traced", ("--trace", self.file))):

@@ -56,10 +56,10 @@ class FailureTest : public TrainingTest {
   }
 
   /// Ranks in the middle of a step.
-  void start(const Words& ranks = {"--workers", "3"}) {
-    program_.emplace(arguments(ranks));
+  void start(const Words& words = {"--workers", "3"}, size_t ranks = 3) {
+    program_.emplace(arguments(words));
     ASSERT_NO_FATAL_FAILURE(wait_for_steps(*program_));
-    ASSERT_EQ(program_->processes().size(), 4u);
+    ASSERT_EQ(program_->processes().size(), 1 + ranks);
   }
 
   /// Signals one rank; returns the last line on stderr.
@@ -201,6 +201,34 @@ TEST_P(LostStageTest, a_slow_rank_is_named_with_its_stage) {
 }
 
 INSTANTIATE_TEST_SUITE_P(stages, LostStageTest, ::testing::Values(0, 1, 2));
+
+class LostTensorRankTest : public FailureTest {
+ protected:
+  void start_partners() { start({"--workers", "4", "parallel.tensor_model_parallel_size=2"}, 4); }
+};
+
+TEST_F(LostTensorRankTest, a_killed_partner_is_named_with_its_index) {
+  ASSERT_NO_FATAL_FAILURE(start_partners());
+  EXPECT_THAT(last_line_after(SIGKILL, 3),
+              AllOf(HasSubstr("rank 3 (replica 1, tensor 1) was killed by signal 9 (SIGKILL)"),
+                    HasSubstr("step ")));
+}
+
+TEST_F(LostTensorRankTest, a_stopped_partner_is_named_with_its_index) {
+  ASSERT_NO_FATAL_FAILURE(start_partners());
+  EXPECT_THAT(last_line_after(SIGSTOP, 1),
+              AllOf(HasSubstr("rank 1 (replica 0, tensor 1) is silent since "),
+                    HasSubstr("last seen: step ")));
+}
+
+TEST_F(LostTensorRankTest, a_slow_partner_is_named_with_its_index) {
+  ASSERT_NO_FATAL_FAILURE(start_partners());
+  const HeldThread slow(program_->pid_of_rank(2));
+  if (!slow.held()) GTEST_SKIP() << "this system lets nobody hold a thread (ptrace)";
+  EXPECT_THAT(last_line_after(0, 2),
+              AllOf(HasSubstr("rank 2 (replica 1, tensor 0) is alive but behind (at step "),
+                    ContainsRegex(" waited [0-9.]+ s for ")));
+}
 
 TEST_F(FailureTest, without_our_launcher_the_death_of_rank_0_is_named_too) {
   const std::string port = free_port();

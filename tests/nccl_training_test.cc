@@ -37,12 +37,17 @@ class NcclTrainingTest : public TrainingTest {
   }
 };
 
-TEST_F(NcclTrainingTest, has_the_bits_of_gloo_with_workers_servers_and_stages) {
-  const std::string stages = "parallel.pipeline_model_parallel_size=2";
+TEST_F(NcclTrainingTest, has_the_bits_of_gloo_with_workers_servers_stages_and_divided_layers) {
+  const std::string stages = "parallel.pipeline_model_parallel_size=2",
+                    tensor = "parallel.tensor_model_parallel_size=2";
   for (const auto& [name, more] : std::map<std::string, Words>{
            {"workers", {"--workers", "2"}},
            {"server", {"--workers", "2", "servers.dedicated=1", "exchange.keys=redispatch"}},
            {"stages", {"--workers", "2", stages, "batch.nano_batches=4"}},
+           {"tensor", {"--workers", "2", tensor}},
+           {"tensor_stages",
+            {"--workers", "4", tensor, stages, "batch.nano_batches=4", "train.steps=3",
+             "parallel.use_distributed_optimizer=true"}},
            {"replicas",
             {"--workers", "4", stages, "batch.nano_batches=4", "train.steps=3",
              "parallel.use_distributed_optimizer=true"}}}) {

@@ -16,9 +16,8 @@
 #include <set>
 #include <tuple>
 
-#include "distca/base/text.h"
 #include "tests/covering_pairs.h"
-#include "tests/pipeline_parity_testing.h"
+#include "tests/pipeline_parity_cases.h"
 
 namespace distca::parity {
 namespace {
@@ -34,28 +33,11 @@ struct Size {
 };
 constexpr std::array<Size, 7> kSizes{{{2, 1}, {3, 1}, {4, 1}, {2, 2}, {3, 2}, {2, 3}, {4, 2}}};
 constexpr std::array kMicroBatches{1, 2, 3, 5, 8};
-/// Orders, and how many dedicated servers: nobody would send these anything at home.
-struct Placement {
-  const char* name;
-  Order order;
-  int dedicated;
-};
-constexpr std::array<Placement, 5> kPlacements{{{"aligned", Order::kAligned, 0},
-                                                {"aligned_dedicated", Order::kAligned, 1},
-                                                {"mixed", Order::kMixed, 0},
-                                                {"mixed_dedicated", Order::kMixed, 1},
-                                                {"at_home", Order::kAtHome, 0}}};
-/// Lines of planners().
-constexpr std::array kPlanners{"balanced", "balanced_keys", "balanced_spread", "greedy",
-                               "local",    "wlb",           "per_document_cp"};
 enum Documents { kUneven, kLastLacksOne, kTiny };
 constexpr std::array<const char*, 3> kDocumentsNames{"uneven", "last_lacks_one", "tiny"};
 enum Layers { kEven, kMoreBeforeTheLast, kMoreOnTheLast };
 constexpr std::array<const char*, 3> kLayersNames{"even", "more_before_the_last",
                                                   "more_on_the_last"};
-constexpr std::array<const char*, 3> kRecomputeNames{"kept", "selective", "full"};
-constexpr std::array kRecomputes{Recompute::kNone, Recompute::kSelective, Recompute::kFull};
-
 /// A case: an index into each list of values, 0 or 1 for zero, tied and gqa, and how many
 /// micro-batches may wait for their weight gradients.
 struct Case {
@@ -91,13 +73,12 @@ struct Case {
 };
 
 std::string name_of(const Case& c) {
-  std::string overlap(overlap_name(kOverlaps[c.overlap].overlap));
-  std::ranges::replace(overlap, '-', '_');
   return fmt::format("{}x{}_{}_{}_micro_{}_{}_{}_{}_{}_{}{}{}_{}_wait", c.grid().stages,
                      c.grid().replicas, kPlanners[c.planner], kMicroBatches[c.micro_batches],
-                     kDocumentsNames[c.documents], overlap, kPlacements[c.placement].name,
-                     kRecomputeNames[c.recompute], kLayersNames[c.layers], c.gqa ? "GQA" : "MHA",
-                     c.tied ? "_tied" : "", c.zero ? "_zero" : "", c.outstanding);
+                     kDocumentsNames[c.documents], overlap_part(c.overlap),
+                     kPlacements[c.placement].name, kRecomputeNames[c.recompute],
+                     kLayersNames[c.layers], c.gqa ? "GQA" : "MHA", c.tied ? "_tied" : "",
+                     c.zero ? "_zero" : "", c.outstanding);
 }
 
 std::vector<Case> cases(int strength) {
@@ -152,19 +133,8 @@ PipelineRun run_of(const Case& c) {
 
 class PipelineParityTest : public ::testing::TestWithParam<Case> {
  protected:
-  static void TearDownTestSuite() {
-    Table table({"grid", "steps", "largest difference", "of weights"});
-    for (const auto& [grid, seen] : seen_) {
-      table.add_row({grid, std::to_string(seen.steps), fmt::format("{:.2g}", seen.step),
-                     fmt::format("{:.2g}", seen.weights)});
-    }
-    fmt::print("{}", table.to_string());
-  }
-  struct Seen {
-    int steps = 0;
-    double step = 0, weights = 0;
-  };
-  static inline std::map<std::string, Seen> seen_;  // [grid]
+  static void TearDownTestSuite() { seen_.print(); }
+  static inline SeenDifferences seen_;
 };
 
 /// The single worker's outcome, played once.
@@ -186,18 +156,8 @@ TEST_P(PipelineParityTest, loss_gradients_and_updated_weights_equal_one_workers)
   const PipelineOutcome& one = one_worker(what);
   EXPECT_GT(one.norm, 0.05) << "clipping is active";
   const PipelineOutcome many = run(what);
-  EXPECT_LE(std::abs(many.norm - one.norm), 1e-10 * one.norm);
-  Outcome of_one = one.step;
-  if (c.zero) of_one.gradients.clear();  // no rank has the sums
-  expect_same(many.step, of_one, 1e-10, 1e-12, "step");
-  const Outcome weights{.loss = 1, .gradients = many.weights},
-      want{.loss = 1, .gradients = one.weights};
-  expect_same(weights, want, 1e-10, 1e-12, "weights");
-  Seen& seen = seen_[fmt::format("{} x {}", c.grid().stages, c.grid().replicas)];
-  ++seen.steps;
-  seen.step = std::max({seen.step, largest_difference(many.step, of_one),
-                        std::abs(many.norm - one.norm) / one.norm});
-  seen.weights = std::max(seen.weights, largest_difference(weights, want));
+  seen_.expect_same(fmt::format("{} x {}", c.grid().stages, c.grid().replicas), many, one,
+                    c.zero == 0);
 }
 
 std::string case_name(const ::testing::TestParamInfo<Case>& info) { return name_of(info.param); }

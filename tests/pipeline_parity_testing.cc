@@ -63,7 +63,7 @@ class PipelineInputs {
     input.program = step_program(
         what_.model, what_.options, std::move(part),
         what_.evaluate ? ProgramRequest::Kind::kEvaluate : ProgramRequest::Kind::kTrain,
-        std::move(gradients), server);
+        std::move(gradients), rank);
     return input;
   }
 
@@ -143,7 +143,9 @@ int64_t num_targets(const PipelineRun& what) {
 class Player {
  public:
   Player(const PipelineRun& what, Communicator& comm, Step& step)
-      : config_(config_of(what)), step_(step), tracer_(config_, comm, what.grid(), 0) {}
+      : config_(config_of(what)),
+        step_(step),
+        tracer_(config_, comm, {.grid = what.grid(), .tensor = what.tensor}, 0) {}
 
   /// `groups` are recorded, too; `play` is called once a step.
   StepResult play(const std::vector<TracedCommunicator*>& groups,
@@ -196,6 +198,7 @@ PipelineOutcome work(const PipelineRun& what, Communicator& comm, const StepInpu
     const StepResult result = step.evaluate(input);
     outcome.step.loss = result.loss_sum;
     outcome.step.bytes_sent = result.bytes.sent;
+    outcome.bytes_tensor = {result.bytes_tensor};
     outcome.peak_bytes = {meter.peak_bytes()};
     ordered_sum(all_stages, std::span(&outcome.step.loss, 1), "loss");
     return outcome;
@@ -212,6 +215,7 @@ PipelineOutcome work(const PipelineRun& what, Communicator& comm, const StepInpu
   });
   outcome.step.loss = result.sum.loss_sum;
   outcome.step.bytes_sent = result.bytes.sent;
+  outcome.bytes_tensor = {result.bytes_tensor};
   outcome.norm = result.sum.norm;
   outcome.peak_bytes = {meter.peak_bytes()};
   for (const at::Tensor& parameter : model.parameters()) {
@@ -230,7 +234,9 @@ PipelineOutcome serve(const PipelineRun& what, Communicator& comm, const StepInp
   const StepResult result =
       what.evaluate ? step.evaluate(input) : Player(what, comm, step).play({}, train);
   EXPECT_EQ(result.loss_sum, 0);
-  return {.step = {.bytes_sent = result.bytes.sent}, .peak_bytes = {meter.peak_bytes()}};
+  return {.step = {.bytes_sent = result.bytes.sent},
+          .bytes_tensor = {result.bytes_tensor},
+          .peak_bytes = {meter.peak_bytes()}};
 }
 
 /// Puts what a rank has of each of its weights, in the order of its table, into whole tensors by
@@ -277,6 +283,7 @@ PipelineOutcome assemble(const PipelineRun& what, const std::vector<Program>& pr
   for (int rank = 0; rank < what.ranks(); ++rank) {
     const PipelineOutcome& part = of_ranks[rank];
     all.step.bytes_sent += part.step.bytes_sent;
+    all.bytes_tensor.push_back(part.bytes_tensor.at(0));
     all.peak_bytes.push_back(part.peak_bytes.at(0));
     if (rank >= what.workers()) continue;
     EXPECT_EQ(part.step.loss, all.step.loss) << "rank " << rank;

@@ -42,9 +42,10 @@ struct PipelineRun {
 struct PipelineOutcome {
   /// Its gradients are clipped. ZeRO-1 and an evaluation give none.
   Outcome step;
-  double norm = 0;                  // norm of all gradients
-  std::vector<at::Tensor> weights;  // weights after an update. An evaluation gives none.
-  std::vector<int64_t> peak_bytes;  // [rank] most bytes of tensors in the step (memory_meter.h)
+  double norm = 0;                    // norm of all gradients
+  std::vector<at::Tensor> weights;    // weights after an update. An evaluation gives none.
+  std::vector<int64_t> bytes_tensor;  // [rank] sent to the other ranks of its server
+  std::vector<int64_t> peak_bytes;    // [rank] most bytes of tensors in the step (memory_meter.h)
 };
 
 /// [rank] The program that it plays. One worker alone plays a program without a pipeline.

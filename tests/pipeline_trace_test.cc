@@ -9,6 +9,7 @@
 #include <array>
 #include <filesystem>
 #include <functional>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -27,6 +28,7 @@
 namespace distca::parity {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::Order;
 using testing::PipelineStyle;
@@ -79,9 +81,9 @@ void expect_parts_add_up(const Json& of_rank) {
 class PipelineTrace : public FolderTest {
  protected:
   /// Plays it and expects these ticks in its trace.
-  void expect_ticks(PipelineRun what, const std::vector<Tick>& ticks) {
+  PipelineOutcome expect_ticks(PipelineRun what, const std::vector<Tick>& ticks) {
     what.trace = folder_ / "trace.json";
-    run(what);
+    const PipelineOutcome outcome = run(what);
     const Json analysis = analysed(what.trace);
     EXPECT_EQ(analysis.at("unmatched_waits"), 0);
     EXPECT_EQ(analysis.at("stages"), what.stages());
@@ -91,7 +93,8 @@ class PipelineTrace : public FolderTest {
       const Json& of_rank = analysis.at("ranks").at(rank);
       expect_parts_add_up(of_rank);
       const Json& parts = of_rank.at("total").at("parts");
-      if (const int stage = what.grid().stage(rank); stage >= 0) {
+      EXPECT_EQ(of_rank.contains("tensor"), what.tensor > 1);
+      if (const int stage = what.grid().stage(rank / what.tensor); stage >= 0) {
         EXPECT_EQ(of_rank.at("stage"), stage);
         EXPECT_GT(parts.at("bubble_ns"), 0) << "rank " << rank;
       } else {
@@ -105,6 +108,37 @@ class PipelineTrace : public FolderTest {
       EXPECT_GT(tick.at("length_ns"), 0);
       EXPECT_GT(tick.at("ideal_ns"), 0);
     }
+    return outcome;
+  }
+
+  /// The trace has the waits for rows of ranks that divide layers apart, and all of their bytes.
+  static void expect_divided(const PipelineRun& what, const PipelineOutcome& outcome,
+                             const Json& analysis) {
+    EXPECT_EQ(analysis.at("unmatched_waits"), 0);
+    EXPECT_EQ(analysis.at("tensor"), what.tensor);
+    int64_t waited_ns = 0;
+    for (int rank = 0; rank < what.ranks(); ++rank) {
+      const Json& of_rank = analysis.at("ranks").at(rank);
+      EXPECT_EQ(of_rank.at("tensor"), rank % what.tensor);
+      expect_parts_add_up(of_rank);
+      const int64_t ns = of_rank.at("total").at("parts").at("tensor_ns");
+      EXPECT_TRUE(rank < what.workers() || ns == 0) << "a dedicated server has no rows";
+      waited_ns += ns;
+    }
+    EXPECT_GT(waited_ns, 0);
+    constexpr int kTraced = 2;  // steps
+    const auto& sent = outcome.bytes_tensor;
+    int64_t bytes = 0;
+    std::set<std::string> names;
+    for (const Json& exchange : analysis.at("exchanges")) {
+      const std::string name = exchange.at("name");
+      const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+      if (!has(" gather_rows for ") && !has(" sum_rows of ") && name != "loss rows") continue;
+      bytes += exchange.at("bytes").get<int64_t>();
+      names.insert(name);
+    }
+    EXPECT_EQ(bytes, kTraced * std::accumulate(sent.begin(), sent.end(), int64_t{0}));
+    EXPECT_THAT(names, SizeIs(4 + 4 + 2 + 1)) << "of a layer's passes, the embedding, the loss";
   }
 };
 
@@ -138,6 +172,39 @@ TEST_F(PipelineTrace, tells_stages_replicas_and_servers_of_every_overlap_mode_ap
     what.options.distributed_optimizer = pairs;
     expect_ticks(what, aligned_ticks(3, pairs ? 2 : 3, /*trains=*/true));
   }
+}
+
+TEST_F(PipelineTrace, of_ranks_that_divide_layers_has_waits_for_their_rows_apart) {
+  for (const OverlapName& overlap : kOverlaps) {
+    const bool pairs = overlap.overlap == Overlap::kPingPong;
+    PipelineRun what{.model = small_llama(2, ScalarType::kFloat64, 2),
+                     .layers = {1, 1},
+                     .nano_batches = testing::uneven_lengths(3),
+                     .replicas = pairs ? 2 : 1,
+                     .dedicated = pairs ? 0 : 1,
+                     .tensor = 2,
+                     .options = {.overlap = overlap.overlap}};
+    const PipelineOutcome outcome =
+        expect_ticks(what, aligned_ticks(2, pairs ? 2 : 3, /*trains=*/true));
+    expect_divided(what, outcome, analysed(folder_ / "trace.json"));
+    EXPECT_THAT(succeed({"trace", folder_ / "trace.json"}).out,
+                AllOf(HasSubstr("\n3 worker, stage "), HasSubstr(", tensor 1 "),
+                      HasSubstr("idle = bubble + imbalance + exposed + tensor + sums + other\n")));
+  }
+}
+
+TEST_F(PipelineTrace, of_one_stage_of_four_ranks_that_divide_layers_has_no_bubble) {
+  PipelineRun what{.model = small_llama(4, ScalarType::kFloat64, 2),
+                   .nano_batches = {{300, 41}, {2}},
+                   .tensor = 4,
+                   .trace = folder_ / "trace.json"};
+  const PipelineOutcome outcome = run(what);
+  const Json analysis = analysed(what.trace);
+  expect_divided(what, outcome, analysis);
+  EXPECT_FALSE(analysis.contains("ticks"));
+  EXPECT_THAT(succeed({"trace", what.trace}).out,
+              AllOf(HasSubstr("\n3 worker, tensor 3 "),
+                    HasSubstr("idle = imbalance + exposed + tensor + sums + other\n")));
 }
 
 TEST_F(PipelineTrace, of_other_orders_has_ticks_of_both_passes) {

@@ -81,12 +81,42 @@ def two_stages():
         of_tick("compute", "forward post_attention", 1, 91, 98, 1, 0)]
 
 
-def file_of(events, num_ranks=2, stages=()):
+def of_tensor(kind, name, begin, end, rank, tag, **arguments):
+    """Of two ranks that divide layers."""
+    peers = {} if kind == "compute" else {"from": [1 - rank], "to": [1 - rank], "bytes": 8 * (kind == "launch")}
+    return event(kind, name, begin, end, rank, **({"tag": tag} if tag else {}), **peers, **arguments)
+
+
+def two_parts():
+    """Ranks 0 and 1 divide a layer and the loss in a step of 100 us, and exchange nothing with others."""
+    gather = {"name": "forward layer 0 gather_rows for pre_attention of nano-batch 2", "tag": 5, "layer": 0, "nano_batch": 2}
+    sums = {"name": "backward sum_rows of embed of nano-batch 2", "tag": 6, "nano_batch": 2}
+    loss = {"name": "loss rows", "tag": 2**30}
+    return [
+        *(event("step", "step 1", 0, 100, rank) for rank in (0, 1)),
+        of_tensor("compute", "forward layer 0 attention_norm of nano-batch 2", 0, 10, 0, 0, layer=0, nano_batch=2),
+        of_tensor("copy", begin=10, end=11, rank=0, **gather), of_tensor("launch", begin=11, end=12, rank=0, **gather),
+        of_tensor("wait", begin=12, end=40, rank=0, **gather), of_tensor("flight", begin=11, end=40, rank=0, **gather),
+        of_tensor("launch", begin=29, end=30, rank=1, **gather), of_tensor("wait", begin=33, end=38, rank=1, **gather),
+        of_tensor("flight", begin=29, end=38, rank=1, **gather),
+        of_tensor("compute", "forward loss of nano-batch 2", 60, 90, 0, 0, nano_batch=2),
+        of_tensor("launch", begin=70, end=71, rank=0, **loss), of_tensor("wait", begin=71, end=80, rank=0, **loss),
+        of_tensor("launch", begin=72, end=73, rank=1, **loss), of_tensor("wait", begin=73, end=79, rank=1, **loss),
+        of_tensor("launch", begin=90, end=91, rank=0, **sums), of_tensor("launch", begin=90, end=91, rank=1, **sums),
+        of_tensor("wait", begin=92, end=95, rank=1, **sums),
+        event("launch", "gradient norm", 96, 97, 0, tag=2**30 + 1, to=[1]),
+        event("launch", "gradient norm", 96, 97, 1, tag=2**30 + 1, to=[0]),
+        event("wait", "gradient norm", 97, 99, 0, tag=2**30 + 1, **{"from": [1]})]
+
+
+def file_of(events, num_ranks=2, stages=(), tensor=1):
     server = len(stages) or 1
     ranks = [{"role": "server" if rank == server else "worker", "clock_offset_s": -0.125 * rank, "clock_drift": 0,
               "clock_uncertainty_s": 2e-6 * rank} for rank in range(num_ranks)]
     for rank, stage in zip(ranks, stages):
         rank["stage"] = stage
+    for number, rank in enumerate(ranks if tensor > 1 else ()):
+        rank["tensor"] = number % tensor
     return json.dumps({"otherData": {"program": "distca", "version": "1.2", "commit": "abc", "overlap": "within",
                                      "ranks": ranks}, "traceEvents": events})
 
@@ -105,8 +135,8 @@ class Trace(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.path = pathlib.Path(folder.name) / "run.json"
 
-    def analysis(self, events, num_ranks=2, stages=()):
-        self.path.write_text(file_of(events, num_ranks, stages))
+    def analysis(self, events, num_ranks=2, stages=(), tensor=1):
+        self.path.write_text(file_of(events, num_ranks, stages, tensor))
         return distca_trace.Analysis(self.path, *distca_trace.read_trace(self.path))
 
     def refusal(self, text):
@@ -195,9 +225,13 @@ class Trace(unittest.TestCase):
         self.assertEqual((total["bytes"], total["received_bytes"]), (1000, 2000))
 
     def test_the_parts_add_up_to_the_step_exactly_whatever_the_events(self):
-        """Events at random, some nested, some across others' ends, some beyond the step; half of them of pipelines."""
+        """Events at random, some nested, some across others' ends, some beyond the step; half of them of pipelines.
+
+        In a third, ranks divide layers.
+        """
         for seed in range(200):
             draw, events, stages = random.Random(seed), [], (0, 1) if seed % 2 else ()
+            tensor = 1 + seed % 3 // 2
             for rank in range(3):
                 for step in (1, 2):
                     begin = 1000 * step + draw.randrange(50)
@@ -208,7 +242,13 @@ class Trace(unittest.TestCase):
                                                [draw.randrange(3)], rank, tag=draw.randrange(8), step=step))
                         events.append(of_tick(draw.choice(KINDS[1:]), "forward combine", draw.randrange(4), begin,
                                               begin + draw.randrange(60), rank, draw.choice((0, None)), step=step))
-            analysis = self.analysis(events, 3, stages)
+                        name = draw.choice(("loss rows", "forward gather_rows for embed", "forward sum_rows of embed"))
+                        begin = 1000 * step + draw.randrange(650)
+                        events.append(event(draw.choice(KINDS[1:]), name, begin, begin + draw.randrange(60), rank, step=step,
+                                            tag=draw.randrange(8, 12), to=[draw.randrange(3)]))
+            analysis = self.analysis(events, 3, stages, tensor)
+            self.assertEqual(any(total["tensor"] for total in analysis.totals), tensor > 1)
+            self.assertEqual("tensor" in analysis.parts, tensor > 1)
             bubbles = [total["bubble"] for total in analysis.totals]
             self.assertEqual((any(bubbles), bubbles[2]), (bool(stages), 0))
             self.assertEqual(bool(analysis.ticks), bool(stages))
@@ -237,6 +277,36 @@ class Trace(unittest.TestCase):
         for step in (first, second, server):
             self.assertEqual(elapsed(step), 100 * US)
         self.assertEqual(analysis.operations["forward core_attention"]["count"], 4)
+
+    def test_waits_for_rows_of_ranks_that_divide_layers_are_a_part_of_their_own(self):
+        analysis = self.analysis(two_parts(), tensor=2)
+        # The gather, to 30 and from there; the loss within its operation, to 73 and from there; a sum over ranks.
+        self.expect(analysis.steps[0][0], imbalance=18 + 2, tensor=10 + 7, exposed=0, sums=2, compute=10 + 20, copies=1,
+                    issues=1 + 1 + 1 + 1, gaps=20 + 5 + 1, other=0, bubble=0, hidden=1, idle=39)
+        # Rank 0 was never late.
+        self.expect(analysis.steps[1][0], imbalance=0, tensor=5 + 6 + 3, exposed=0, sums=0, idle=14, hidden=4)
+        self.assertEqual([total["bytes"] for total in analysis.totals], [24, 24])
+        self.assertEqual(analysis.exchanges["forward gather_rows for pre_attention", 0, 2],
+                         {"exposed_ns": 15 * US, "imbalance_ns": 18 * US, "bytes": 16})
+        self.assertEqual(analysis.operations["forward loss"], {"count": 1, "flops": 0, "rank_ns": [20 * US, 0]})
+        for step in (steps[0] for steps in analysis.steps):
+            self.assertEqual(elapsed(step), 100 * US)
+
+    def test_the_part_of_divided_layers_is_shown_where_there_are_some(self):
+        report = distca_trace.Report(self.analysis(two_parts(), tensor=2))
+        text, made = report.text(), report.json()
+        self.assertIn("idle = imbalance + exposed + tensor + sums + other\n", text)
+        lines = [line.split() for line in text.splitlines()]
+        self.assertIn("0 worker, tensor 0 0.10 0.03 0.00 0.03 0.04 39.0 % 0.02 0.00 0.02 0.00 0.00 0.00 24 B".split(), lines)
+        self.assertIn(["1", "server,", "tensor", "1"], [line[:4] for line in lines])
+        self.assertEqual((made["tensor"], [rank["tensor"] for rank in made["ranks"]]), (2, [0, 1]))
+        self.assertEqual(made["ranks"][0]["total"]["parts"]["tensor_ns"], 17 * US)
+        report = distca_trace.Report(self.analysis(two_parts()))
+        self.assertNotIn("tensor", report.text() + json.dumps(report.json()))
+        stages = distca_trace.Report(self.analysis(two_stages(), 3, (0, 1), tensor=2)).text()
+        self.assertIn("\n1 worker, stage 1, tensor 1 ", stages)
+        self.assertIn("\n2 server, tensor 0 ", stages)
+        self.assertIn("idle = bubble + imbalance + exposed + tensor + sums + other\n", stages)
 
     def test_a_tick_ends_with_its_last_operation_on_any_rank(self):
         ticks = self.analysis(two_stages(), 3, (0, 1)).ticks
@@ -311,6 +381,7 @@ class Trace(unittest.TestCase):
                                 ('"overlap"', '"plan"', 'no "overlap"'),
                                 ('"server"', '"boss"', '"role" is "boss"'),
                                 ('"server"', '"server", "stage": -1', '"stage" is -1'),
+                                ('"server"', '"server", "tensor": "1"', '"tensor" is "1"'),
                                 ('"clock_drift": 0', '"clock_drift": []', '"clock_drift" is []')):
             self.assertIn(words, self.refusal(file_of(two_ranks()).replace(old, new, 1)))
         self.assertIn('no "otherData"', self.refusal('{"traceEvents":[]}'))

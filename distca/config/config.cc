@@ -307,6 +307,7 @@ void finish(Config& config, const std::vector<ConfigKey>& keys) {
   config.model.check();
   vocabulary_of(config);
   check_windows(config);
+  check_tensor(config);
   check_pipeline(config);
   const std::string fault = kernel_fault(kernel_request(config));
   DISTCA_THROW_IF(!fault.empty(), ErrorKind::kConfig, "attention.kernel = {} {}",
@@ -321,6 +322,10 @@ bool measures_speeds(const Config& config) {
 
 int num_ranks(const Config& config, int num_workers) {
   return num_workers + static_cast<int>(config.servers.dedicated);
+}
+
+int num_servers(const Config& config, int num_workers) {
+  return num_workers + static_cast<int>(config.servers.dedicated) / config.tensor_ranks();
 }
 
 Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
@@ -430,7 +435,7 @@ KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int 
 }
 
 KernelRequest kernel_request(const Config& config) {
-  return kernel_request(config.model, config.attention.kernel,
+  return kernel_request(config.model.divided(config.tensor_ranks()), config.attention.kernel,
                         static_cast<int>(config.train.threads_per_rank), config.on_cuda() ? 0 : -1);
 }
 

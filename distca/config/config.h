@@ -111,6 +111,8 @@ struct Config {
   /// How workers share the model (run_grid.h) and what they do alike: the sum of gradients and the
   /// update of the weights (program/gradient_exchange.h). The names are Megatron-LM's.
   struct Parallel {
+    int64_t tensor_model_parallel_size = 1;
+    bool sequence_parallel = true;
     int64_t pipeline_model_parallel_size = 1;
     /// The layers of each stage, such as {8, 8, 8, 6}. Empty means even_stages
     /// (cost/stage_layers.h).
@@ -160,6 +162,12 @@ struct Config {
     enum class Backend : uint8_t { kGloo, kThreads, kNccl } backend = Backend::kGloo;
   } comm;
 
+  /// The ranks that divide the matrices of a layer. Together they are one server.
+  int tensor_ranks() const { return static_cast<int>(parallel.tensor_model_parallel_size); }
+  /// The sizes of the model as a rank has it, before stages divide its layers.
+  ModelShape rank_shape(size_t window = 0) const {
+    return model.shape_of_rank(tensor_ranks(), window);
+  }
   /// The step, counted from 1, at which the learning rate has ended its fall.
   int64_t decay_end() const {
     return optimizer.decay_steps > 0 ? optimizer.decay_steps : train.steps;
@@ -211,6 +219,9 @@ std::vector<ConfigKey> config_keys(Config& config);
 
 /// The number of ranks that run together: the workers, then the dedicated servers.
 int num_ranks(const Config& config, int num_workers);
+/// The number of servers of a cluster with so many workers (cost/cluster.h), each of which is
+/// tensor_ranks() ranks.
+int num_servers(const Config& config, int num_workers);
 inline constexpr int kMostRanks = 1024;  // the most processes that one machine may run
 
 /// Returns true if times that are measured during training enter the plans. They never do under

@@ -232,6 +232,13 @@ std::vector<ConfigKey> config_keys(Config& c) {
       {"optimizer.weight_decay", &o.weight_decay, kTrain, "", "of matrices; norms are left alone",
        0, 1e6},
       {"optimizer.max_grad_norm", &o.max_grad_norm, kTrain, "", "clip by global norm; 0: off", 0},
+      {"parallel.tensor_model_parallel_size", &c.parallel.tensor_model_parallel_size, kBits,
+       "ranks",
+       "neighbours that divide the matrices of each layer, and the rows between them; workers are "
+       "divided over such groups",
+       1, kMostRanks},
+      {"parallel.sequence_parallel", &c.parallel.sequence_parallel, kBits, "",
+       "such ranks divide norms and the residual stream by rows; only true is served"},
       {"parallel.pipeline_model_parallel_size", &c.parallel.pipeline_model_parallel_size, kBits,
        "stages", "each holds some layers of the model; workers are divided over them", 1,
        kMostRanks},

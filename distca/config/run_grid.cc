@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <numeric>
 #include <regex>
 
 #include "distca/base/error.h"
@@ -55,10 +56,9 @@ Stage RunGrid::stage_of(int rank) const {
   return {.index = stage, .count = grid.stages, .layers = layers[stage], .tensor = place};
 }
 
-std::vector<int> RunGrid::replicas_of(int rank) const {
-  std::vector<int> ranks;
-  for (int replica = 0; replica < grid.replicas; ++replica)
-    ranks.push_back(first_replica(rank) + replica * tensor);
+std::vector<int> RunGrid::stage_ranks(int rank) const {
+  std::vector<int> ranks(grid.replicas * tensor);
+  std::iota(ranks.begin(), ranks.end(), rank_of(grid.rank(grid.stage(server_of(rank)), 0), 0));
   return ranks;
 }
 
@@ -108,16 +108,72 @@ std::string RunGrid::describe() const {
   return fmt::format("{} = {}", text, fmt::join(factors, " x "));
 }
 
+std::string RunGrid::describe_dedicated() const {
+  const int servers = grid.dedicated;
+  if (servers == 0) return "";
+  return fmt::format("{} dedicated server{}{}", servers, servers == 1 ? "" : "s",
+                     tensor == 1    ? ""
+                     : servers == 1 ? fmt::format(" of {} ranks", tensor)
+                                    : fmt::format(" of {} ranks each", tensor));
+}
+
 RunGrid run_grid(const Config& config, int num_workers) {
-  const int stages = stages_of(config);
+  const int stages = stages_of(config), tensor = config.tensor_ranks();
+  const std::string workers = fmt::format("{} worker{}", num_workers, num_workers == 1 ? "" : "s");
+  DISTCA_THROW_IF(
+      tensor > 1 && num_workers % (tensor * stages) != 0, ErrorKind::kConfig,
+      "parallel.tensor_model_parallel_size = {}{}: {} cannot be divided; start a "
+      "multiple of {}",
+      tensor,
+      stages > 1 ? fmt::format(" with parallel.pipeline_model_parallel_size = {}", stages) : "",
+      workers, tensor * stages);
   DISTCA_THROW_IF(num_workers % stages != 0, ErrorKind::kConfig,
-                  "parallel.pipeline_model_parallel_size = {}: {} worker{} cannot be divided over "
-                  "the stages; start a multiple of {}",
-                  stages, num_workers, num_workers == 1 ? "" : "s", stages);
+                  "parallel.pipeline_model_parallel_size = {}: {} cannot be divided over the "
+                  "stages; start a multiple of {}",
+                  stages, workers, stages);
   return {.grid = {.stages = stages,
-                   .replicas = num_workers / stages,
-                   .dedicated = static_cast<int>(config.servers.dedicated)},
-          .layers = layers_of(config)};
+                   .replicas = num_workers / (stages * tensor),
+                   .dedicated = static_cast<int>(config.servers.dedicated) / tensor},
+          .layers = layers_of(config),
+          .tensor = tensor};
+}
+
+void check_tensor(const Config& config) {
+  const int64_t ranks = config.parallel.tensor_model_parallel_size;
+  if (ranks == 1) return;
+  const auto refuse = [&](bool wrong, std::string_view key, auto value, const std::string& why) {
+    DISTCA_THROW_IF(wrong, ErrorKind::kConfig,
+                    "parallel.tensor_model_parallel_size = {} with {} = {}: {}", ranks, key, value,
+                    why);
+  };
+  const auto divide = [&](std::string_view key, int64_t value) {
+    refuse(value % ranks != 0, key, value,
+           "each rank has as many of them; take a size that divides it");
+  };
+  refuse(!config.parallel.sequence_parallel, "parallel.sequence_parallel", false,
+         "ranks that divide a layer always divide the rows between its matrices, too, which takes "
+         "the same bytes and less memory; leave it out");
+  const LlamaConfig& model = config.model;
+  divide("model.num_attention_heads", model.num_attention_heads);
+  const int64_t kv_heads = model.num_key_value_heads;
+  refuse(kv_heads % ranks != 0 && ranks % kv_heads != 0, "model.num_key_value_heads", kv_heads,
+         "each rank has as many of them, or one that a whole number of ranks share; take a size "
+         "that divides it or is a multiple of it");
+  divide("model.intermediate_size", model.intermediate_size);
+  refuse(model.vocab_size < ranks, "model.vocab_size", model.vocab_size,
+         "each rank needs a token of its own");
+  refuse(
+      config.servers.dedicated % ranks != 0, "servers.dedicated", config.servers.dedicated,
+      fmt::format("a dedicated server is {0} ranks, as others are; give a multiple of {0}", ranks));
+  refuse(config.cluster.ranks_per_node % ranks != 0, "cluster.ranks_per_node",
+         config.cluster.ranks_per_node,
+         "ranks that divide a layer would lie on different nodes; take a size that divides it");
+  refuse(config.servers.reweight, "servers.reweight", true,
+         "measured times are those of a rank, and capacities those of ranks together; leave it "
+         "out");
+  refuse(measures_speeds(config), "plan.tolerance", "auto",
+         "what is measured is a rank's, and plans are for ranks together; set "
+         "train.deterministic = true");
 }
 
 void check_pipeline(const Config& config) {

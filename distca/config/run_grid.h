@@ -34,8 +34,9 @@ struct RunGrid {
   int rank_of(int server, int index) const { return server * tensor + index; }
   /// The part of the model that a rank holds. A dedicated server's stage has no layers.
   Stage stage_of(int rank) const;
-  /// The ranks that hold the same weights as this one, which is one of them.
-  std::vector<int> replicas_of(int rank) const;
+  /// The ranks of a stage, in ascending order: those that hold the same weights as this one, which
+  /// is one of them, and the other parts of the same matrices.
+  std::vector<int> stage_ranks(int rank) const;
   /// The first of the ranks that hold the same weights as this one.
   int first_replica(int rank) const {
     return rank_of(grid.rank(grid.stage(server_of(rank)), 0), tensor_index(rank));
@@ -48,11 +49,18 @@ struct RunGrid {
   /// "4 workers" or, in a pipeline, "4 workers = 2 stages (layers 0-3, 4-7) x 2 replicas", or, with
   /// tensor parallelism, "4 workers = 2 replicas x 2 tensor".
   std::string describe() const;
+  /// "2 dedicated servers" or, with tensor parallelism, "2 dedicated servers of 4 ranks each"; ""
+  /// if there are none.
+  std::string describe_dedicated() const;
 };
 
 /// The grid of a run with so many ranks that hold weights. Throws Error(kConfig) if they cannot be
-/// divided over the stages.
+/// divided over the stages and the parts of tensor parallelism.
 RunGrid run_grid(const Config& config, int num_workers);
+
+/// Throws Error(kConfig), which names the keys, if a configuration asks for tensor parallelism that
+/// cannot be. load_config calls it.
+void check_tensor(const Config& config);
 
 /// Throws Error(kConfig), which names the keys, if a configuration asks for a pipeline that cannot
 /// be. load_config calls it.

@@ -69,7 +69,7 @@ TEST_F(UnknownKeyTest, nothing_far_fetched_is_suggested) {
   for (const char* typed :
        {"model.dropout", "train.compile", "train.stage", "train.log_interval", "optimizer.eta",
         "optimizer.momentum", "model.window", "model.seq_lenth", "train.interval", "plan.folder",
-        "tensor_model_parallel_size", "context_parallel_size", "nonsense", "a.b.c", ""}) {
+        "expert_model_parallel_size", "context_parallel_size", "nonsense", "a.b.c", ""}) {
     EXPECT_EQ(hint(typed), " (see distca train --print-config)") << typed;
   }
   for (const char* typed : {"train.resume", "train.load", "train.save_every", "checkpoint.dir"})

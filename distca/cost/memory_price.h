@@ -31,8 +31,8 @@ enum class Recompute : uint8_t {
   kFull,       // everything but core attention: from the layer's input, and from O
 };
 
-/// A decoder of Llama's kind as one rank has it: its own layers, and sizes divided by tensor
-/// parallelism.
+/// A decoder of Llama's kind as one rank has it: its own layers, and heads, inner features and
+/// vocabulary divided by tensor parallelism.
 struct ModelShape {
   int64_t num_layers = 0;
   int64_t hidden_size = 0;
@@ -40,6 +40,7 @@ struct ModelShape {
   AttentionShape attention;
   int64_t vocab_size = 0;
   bool has_qk_norm = false;  // true if each head's Q and K are normalized before RoPE
+  int64_t tensor_ranks = 1;  // ranks that divide these sizes and, between matrices, the rows
 };
 
 /// The memory price of a Llama-type model, as model/ and runtime/ keep its layers.
@@ -49,12 +50,15 @@ struct ModelShape {
 /// LSE. A norm of Q and K keeps what it reads and its factors, but not with kFull. Ignores:
 /// embedding and loss (logits), copies of weights, what one layer computes again.
 /// `keys_travel_again` says that servers get Q, K, V again for backward, so that homes keep them
-/// under kFull, too.
+/// under kFull, too. Of ranks that divide layers, it is what a token of the server takes on each
+/// of them in the mean: both norms' inputs and factors are on one rank, also with kFull, and no
+/// norm's output is kept.
 MemoryPrice llama_memory(const ModelShape& layers, Recompute recompute = Recompute::kNone,
                          bool keys_travel_again = false);
 
 /// Bytes of one token at home, over all layers, that are kept from backward until its weight
-/// gradients are computed, where these wait: rows and gradients that their products read.
+/// gradients are computed, where these wait: rows and gradients that their products read. Each of
+/// the ranks that divide layers keeps whole rows of the inputs that it has gathered.
 int64_t left_token_bytes(const ModelShape& layers);
 
 }  // namespace distca

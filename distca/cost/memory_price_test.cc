@@ -42,5 +42,31 @@ TEST(MemoryPrice, of_a_small_llama_counted_by_hand) {
                                                .kept_key_bytes = 2 * 3 * (16 + 8) * 2}));
 }
 
+TEST(MemoryPrice, of_a_rank_that_divides_layers_counted_by_hand) {
+  const ModelShape layers{.num_layers = 2,
+                          .hidden_size = 101,
+                          .intermediate_size = 300,
+                          .attention = {.num_heads = 6,
+                                        .num_kv_heads = 3,
+                                        .head_dim_qk = 16,
+                                        .head_dim_v = 16,
+                                        .type = ScalarType::kBFloat16},
+                          .tensor_ranks = 4};
+  const int64_t q = 6 * 16, kv = 2 * 3 * 16;
+  // Both norms' inputs and factors of a fourth of the rows; Q, K, V, O, LSE; the MLP.
+  const int64_t own = 2 * (2 * 101 * 2 + 2 * 4) / 4;
+  const auto of_all = [](int64_t halves) { return 2 * (halves * 2 + 6 * 4); };
+  EXPECT_EQ(llama_memory(layers), (MemoryPrice{.token_bytes = own + of_all(2 * q + kv + 3 * 300),
+                                               .kept_query_bytes = 2 * q * 2,
+                                               .kept_key_bytes = 2 * kv * 2}));
+  EXPECT_EQ(llama_memory(layers, Recompute::kSelective).token_bytes,
+            own + of_all(2 * q + kv + 2 * 300));
+  EXPECT_EQ(llama_memory(layers, Recompute::kFull).token_bytes, own + of_all(q));
+  EXPECT_EQ(llama_memory(layers, Recompute::kFull, /*keys_travel_again=*/true).token_bytes,
+            own + of_all(2 * q + kv));
+  // Gathered rows are left whole.
+  EXPECT_EQ(left_token_bytes(layers), 2 * (4 * 101 + 3 * 300 + 2 * q + kv) * 2);
+}
+
 }  // namespace
 }  // namespace distca

@@ -30,21 +30,23 @@ BatchPrograms::BatchPrograms(const Config& config, const BatchPlans& plans,
 
 Program BatchPrograms::of(int rank, std::shared_ptr<const GradientExchange> gradients) const {
   const StepOptions options = step_options(config_);
+  const int server = run_.server_of(rank);
   if (plans_.pipeline) {
     const PipelineParts::Format format = {
         .types = exchange_types(config_.model.dtype, options.wide_gradients),
-        .row_bytes = p2p_bytes(config_.model, 1)};
-    return step_program(config_.model, options, plans_.pipeline->part(rank, format), kind_,
-                        std::move(gradients));
+        .row_bytes = p2p_bytes(config_.model, 1),
+        .tensor = run_.stage_of(rank).tensor};
+    return step_program(config_.model, options, plans_.pipeline->part(server, format), kind_,
+                        std::move(gradients), rank);
   }
   std::vector<NanoPart> parts;
   for (size_t i = 0; i < indices_.size(); ++i) {
     parts.push_back(
-        {attention_exchange(indices_[i], rank, config_.model, options, i % plans_.num_windows),
+        {attention_exchange(indices_[i], server, config_.model, options, i % plans_.num_windows),
          plans_.redispatched});
   }
-  return step_program(config_.model, options, rank < run_.grid.num_workers(), kind_,
-                      std::move(parts), std::move(gradients));
+  return step_program(config_.model, options, rank < run_.num_workers(), kind_, std::move(parts),
+                      std::move(gradients), rank);
 }
 
 Program BatchPrograms::of(int rank, int64_t most_buckets) const {
@@ -53,9 +55,9 @@ Program BatchPrograms::of(int rank, int64_t most_buckets) const {
 }
 
 std::vector<std::string> BatchPrograms::violations() const {
-  const int64_t most_buckets = most_buckets_together(run_.grid.num_workers());
+  const int64_t most_buckets = most_buckets_together(run_.num_workers());
   std::vector<Program> all;
-  for (int rank = 0; rank < run_.grid.num_ranks(); ++rank) all.push_back(of(rank, most_buckets));
+  for (int rank = 0; rank < run_.num_ranks(); ++rank) all.push_back(of(rank, most_buckets));
   return validate(all);
 }
 

@@ -29,11 +29,16 @@ struct Shown {
   std::vector<size_t> left_out;  // taken from them if there are too many: the lowest but the ends
 };
 
+/// The stage of a local rank.
+int stage_of(const RunGrid& grid, const DryRun& run, size_t local) {
+  return grid.grid.stage(grid.server_of(run.local.first + static_cast<int>(local)));
+}
+
 /// Returns the local ranks of a stage. Stage -1 is the dedicated servers.
 std::vector<size_t> ranks_of_stage(const RunGrid& grid, const DryRun& run, int stage) {
   std::vector<size_t> ranks;
   for (size_t local = 0; local < run.peaks.size(); ++local) {
-    if (grid.grid.stage(run.local.first + static_cast<int>(local)) == stage) ranks.push_back(local);
+    if (stage_of(grid, run, local) == stage) ranks.push_back(local);
   }
   return ranks;
 }
@@ -48,8 +53,7 @@ Shown shown_ranks(const RunGrid& grid, const DryRun& run) {
     if (!ranks.empty()) shown.ranks.push_back(*std::ranges::max_element(ranks, is_lower));
   }
   while (shown.ranks.size() > kMostColumns) {
-    const int last = run.local.first + static_cast<int>(shown.ranks.back());
-    const int servers = grid.grid.stage(last) < 0 ? 1 : 0;
+    const int servers = stage_of(grid, run, shown.ranks.back()) < 0 ? 1 : 0;
     const auto lowest =
         std::min_element(shown.ranks.begin() + 1, shown.ranks.end() - 1 - servers, is_lower);
     shown.left_out.push_back(*lowest);
@@ -60,7 +64,7 @@ Shown shown_ranks(const RunGrid& grid, const DryRun& run) {
 }
 
 std::string column_name(const RunGrid& grid, int rank) {
-  const int stage = grid.grid.stage(rank);
+  const int stage = grid.grid.stage(grid.server_of(rank));
   if (stage < 0) return fmt::format("server {}", rank);
   return grid.is_pipeline() ? fmt::format("stage {}", stage) : fmt::format("worker {}", rank);
 }
@@ -76,8 +80,7 @@ std::string below_the_table(const RunGrid& grid, const DryRun& run, const Shown&
   if (shown.left_out.empty()) return text;
   std::vector<std::string> others;
   for (const size_t local : shown.left_out) {
-    others.push_back(fmt::format("{} ({} MiB)",
-                                 grid.grid.stage(run.local.first + static_cast<int>(local)),
+    others.push_back(fmt::format("{} ({} MiB)", stage_of(grid, run, local),
                                  mebibytes(run.peaks[local].total())));
   }
   return text +
@@ -181,7 +184,10 @@ DryRun dry_run(const Config& config, int num_workers, LocalRanks local,
       ranks[i].add(program);
       if (&plans != &ahead.plans.front()) continue;
       run.in_flight.push_back(most_in_flight(program));
-      run.sent_bytes += bytes_between_nodes(program, local.first + i, /*ranks_per_node=*/1);
+      const int64_t all = bytes_between_nodes(program, local.first + i, /*ranks_per_node=*/1);
+      const int64_t between = bytes_between_nodes(program, local.first + i, config.tensor_ranks());
+      run.sent_bytes += between;
+      run.tensor_bytes += all - between;
     }
   }
   std::vector<RankSample> work;
@@ -198,18 +204,23 @@ std::string dry_run_text(const Config& config, int num_workers, const DryRun& ru
       with_thousands(model.num_parameters()), model.num_hidden_layers,
       plural(model.num_hidden_layers), with_thousands(model.hidden_size),
       with_thousands(model.vocab_size), long_name(model.dtype));
-  const int64_t dedicated = config.servers.dedicated;
   const RunGrid grid = run_grid(config, num_workers);
+  const std::string dedicated = grid.describe_dedicated();
   const std::string ranks = fmt::format(
       "{}{} would train on {} x {} = {} tokens a step; ranks on this machine: {}.", grid.describe(),
-      dedicated > 0 ? fmt::format(" and {} dedicated server{}", dedicated, plural(dedicated)) : "",
-      config.batch.nano_batches, with_thousands(config.batch.nano_batch_tokens),
+      dedicated.empty() ? "" : " and " + dedicated, config.batch.nano_batches,
+      with_thousands(config.batch.nano_batch_tokens),
       with_thousands(config.batch.nano_batches * config.batch.nano_batch_tokens), run.local.count);
+  const std::string between_partners =
+      grid.tensor > 1 ? fmt::format(", and {} to those that divide layers with them",
+                                    human_bytes(run.tensor_bytes))
+                      : "";
   const std::string plan = fmt::format(
       "Memory is predicted for {}. Core attention of the first batch has max/mean {:.3f} before "
-      "balancing and {:.3f} after; the ranks on this machine send {} for it, forward and backward.",
+      "balancing and {:.3f} after; the ranks on this machine send {} for it, forward and "
+      "backward{}.",
       run.batches, run.first.imbalance_before, run.first.imbalance_after,
-      human_bytes(run.sent_bytes));
+      human_bytes(run.sent_bytes), between_partners);
   return fmt::format("{}\n{}\n{}\n\n{}\n{}\n", wrap(parameters, kColumns), wrap(ranks, kColumns),
                      wrap(plan, kColumns), memory_table(grid, run), machine_text(config, run));
 }

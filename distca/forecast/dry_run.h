@@ -32,6 +32,8 @@ struct DryRun {
   /// Bytes that these ranks send in the first step: Q, K, V, O and their gradients, and in a
   /// pipeline what goes from stage to stage.
   int64_t sent_bytes = 0;
+  /// Bytes of rows that ranks of a server send each other, but for those of the loss.
+  int64_t tensor_bytes = 0;
 };
 
 /// Plans some batches, and counts the memory of this machine's ranks under its plans. `devices`:

@@ -25,29 +25,33 @@ constexpr std::array<const char*, kNumMemoryParts> kNames = {
     "weights",          "gradients",   "AdamW's state", "copies of weights", "checkpoint copy",
     "exchange buffers", "activations", "logits",        "phase under way"};
 
-/// Local ranks that hold the weights of a stage.
-double local_replicas(const Grid& grid, int stage, LocalRanks local) {
-  const int begin = std::max(local.first, grid.rank(stage, 0));
-  const int end = std::min(local.first + local.count, grid.rank(stage + 1, 0));
-  return std::max(0, end - begin);
+/// [index in tensor parallelism] How many local ranks hold the weights of a stage.
+std::vector<int> local_holders(const RunGrid& run, int stage, LocalRanks local) {
+  std::vector<int> counts(run.tensor);
+  const int begin = std::max(local.first, run.rank_of(run.grid.rank(stage, 0), 0));
+  const int end = std::min(local.first + local.count, run.rank_of(run.grid.rank(stage + 1, 0), 0));
+  for (int rank = begin; rank < end; ++rank) ++counts[run.tensor_index(rank)];
+  return counts;
 }
 
-/// Returns standing_memory() of one of a stage's replicas.
+/// Returns standing_memory() of a rank with this stage, in each of so many replicas.
 MemoryParts standing_on_rank(const Config& config, const Stage& stage, int replicas) {
   const LlamaConfig& model = config.model;
   const double main_param = main_param_bytes(model);
   const auto type = static_cast<double>(element_bytes(model.dtype));
-  const double even = 1.0 / std::max(replicas, 1);
   const bool is_sharded = config.parallel.use_distributed_optimizer;
   double elements = 0, matrices = 0, copied = 0;
-  double owned = 0, saved = 0;  // elements that the replica alone has, and that it saves
+  double owned = 0, saved = 0;  // elements that the rank alone has, and that it saves
   for (const Weight& weight : weight_table(model, stage)) {
     const auto numel = static_cast<double>(weight.numel());
     elements += numel;
-    // With ZeRO-1 the replicas of both stages share what is tied; else the first stage saves it.
-    owned += numel * (weight.is_tied ? even / 2 : even);
-    saved += is_sharded ? numel * (weight.is_tied ? even / 2 : even)
-                        : numel * (weight.is_copy() ? 0 : even);
+    // With ZeRO-1, all who hold an element divide it; else the replicas of the first do, to save
+    // it.
+    const int64_t copies = weight.holders.size() * (weight.is_tied ? 2 : 1);
+    const bool is_first = !weight.is_copy() && weight.holders.begin == stage.tensor.index;
+    owned += numel / static_cast<double>(replicas * copies);
+    saved += is_sharded ? numel / static_cast<double>(replicas * copies)
+                        : numel * (is_first ? 1.0 / replicas : 0);
     if (!weight.is_matrix()) continue;
     matrices += numel;
     // An embedding that is no head here is not copied: only rows of it are read.
@@ -73,7 +77,7 @@ MemoryParts standing_on_rank(const Config& config, const Stage& stage, int repli
 /// begins, all its activations are there. Layouts give workers even shares; one that does not gives
 /// the local ones that on average.
 double activations_on_rank(const Config& config, const RunGrid& run, const Stage& stage) {
-  ModelShape shape = config.model.shape();
+  ModelShape shape = config.rank_shape();
   shape.num_layers = stage.layers.size();
   const bool redispatches =
       run.is_pipeline() || config.exchange.keys == Config::Exchange::Keys::kRedispatch;
@@ -81,18 +85,20 @@ double activations_on_rank(const Config& config, const RunGrid& run, const Stage
          static_cast<double>(llama_memory(shape, config.train.recompute, redispatches).token_bytes);
 }
 
-/// Adds up what `on_rank` gives of a stage for each local rank that holds its weights.
+/// Adds up what `on_rank` gives for each local rank that holds weights.
 template <typename OnRank>
 MemoryParts sum_over_stages(const Config& config, int num_workers, LocalRanks local,
                             const OnRank& on_rank) {
   const RunGrid run = run_grid(config, num_workers);
   MemoryParts parts;
   for (int stage = 0; stage < run.grid.stages; ++stage) {
-    const double ranks = local_replicas(run.grid, stage, local);
-    if (ranks == 0) continue;
-    MemoryParts all = on_rank(run, run.stage_of(run.grid.rank(stage, 0)));
-    for (double& bytes : all.bytes) bytes *= ranks;
-    parts += all;
+    const std::vector<int> counts = local_holders(run, stage, local);
+    for (int index = 0; index < run.tensor; ++index) {
+      if (counts[index] == 0) continue;
+      MemoryParts all = on_rank(run, run.stage_of(run.rank_of(run.grid.rank(stage, 0), index)));
+      for (double& bytes : all.bytes) bytes *= counts[index];
+      parts += all;
+    }
   }
   return parts;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// The books of memory_walk.cc: the bytes that a rank holds, and those of one row of a layer. Plain
+// The books of program_walk.h: the bytes that a rank holds, and those of one row of a layer. Plain
 // values, any thread.
 
 #include <algorithm>

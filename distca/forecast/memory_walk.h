@@ -1,7 +1,8 @@
 #pragma once
 // Plays the program of one rank's step on paper: every operation takes and gives back the bytes
-// that train/nano_phases.h, train/stage_p2p.h, model/ and runtime/ take and give back in it, in
-// the order in which the executor plays them. Any thread may call the function.
+// that train/nano_phases.h or, where ranks divide phases, train/tensor_nano_phases.h,
+// train/stage_p2p.h, model/ and runtime/ take and give back in it, in the order in which the
+// executor plays them. Any thread may call the function.
 //
 //     const PeakMemory peak = peak_of_step(config, program, standing_memory(config, workers,
 //     local));

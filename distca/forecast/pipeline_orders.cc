@@ -13,13 +13,19 @@
 namespace distca {
 namespace {
 
-/// Seconds of an operation. With full recomputation, backward of a phase has its forward once more.
+/// The share of a phase's forward that its backward does again under full recomputation. Ranks that
+/// divide layers gather what the projections have read, and compute gate and up alone.
+double share_again(const Config& config, const Op& op) {
+  if (config.train.recompute != Recompute::kFull || op.pass == Pass::kForward) return 0;
+  if (config.tensor_ranks() > 1) return op.kind == OpKind::kPostAttention ? 2. / 3 : 0;
+  return op.kind == OpKind::kPreAttention || op.kind == OpKind::kPostAttention ? 1 : 0;
+}
+
+/// Seconds of an operation.
 double price(const Config& config, const Op& op) {
-  double flops = op.flops;
-  const bool is_phase = op.kind == OpKind::kPreAttention || op.kind == OpKind::kPostAttention;
-  if (config.train.recompute == Recompute::kFull && is_phase && op.pass == Pass::kBackward)
-    flops += op.leaves_weights ? op.flops : op.flops / 2;
-  return flops / (static_cast<double>(kAssumedTflops) * 1e12);
+  const double forward = op.leaves_weights ? op.flops : op.flops / 2;
+  return (op.flops + share_again(config, op) * forward) /
+         (static_cast<double>(kAssumedTflops) * 1e12);
 }
 
 OrderForecast forecast(const Config& config, const Batch& batch, int num_workers) {

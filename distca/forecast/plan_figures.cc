@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "distca/base/error.h"
+#include "distca/config/run_grid.h"
 #include "distca/plan/bounds.h"
 
 namespace distca {
@@ -30,12 +31,15 @@ class Figures {
  public:
   Figures(const Config& config, int num_workers, PlanFigures* figures,
           std::vector<RankSample>* work)
-      : config_(config), figures_(*figures), work_(*work), num_workers_(num_workers) {
-    const auto ranks = static_cast<size_t>(num_ranks(config, num_workers));
-    if (config.attention_profile) figures_.attention_predicted_s.assign(ranks, 0);
-    figures_.load_before.assign(ranks, 0);
-    figures_.load_after.assign(ranks, 0);
-    work_.assign(ranks, {});
+      : config_(config),
+        figures_(*figures),
+        work_(*work),
+        num_workers_(run_grid(config, num_workers).grid.num_workers()) {
+    const auto servers = static_cast<size_t>(num_servers(config, num_workers_));
+    if (config.attention_profile) figures_.attention_predicted_s.assign(servers, 0);
+    figures_.load_before.assign(servers, 0);
+    figures_.load_after.assign(servers, 0);
+    work_.assign(servers, {});
   }
 
   void add_nano_batch(const BatchPlans& plans, size_t nano) {
@@ -158,7 +162,7 @@ class Figures {
   const Config& config_;
   PlanFigures& figures_;
   std::vector<RankSample>& work_;
-  int num_workers_;
+  const int num_workers_;  // servers with tokens
   Imbalance before_, after_;
 };
 

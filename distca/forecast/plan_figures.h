@@ -48,7 +48,7 @@ struct PlanFigures {
   double plan_wait_s = 0;  // seconds that the step waited for its plan
 };
 
-/// Fills the fields of `figures` that follow from plans, and `work` [ranks], without times.
+/// Fills the fields of `figures` that follow from plans, and `work` [servers], without times.
 /// Without a pipeline, loads are those of one layer, summed over nano-batches; where windows differ
 /// by layer, those of the mean of all layers, rounded down for each window. In a pipeline, ranks
 /// have unequal layers, so loads are those of all layer steps of forward; before balancing, each

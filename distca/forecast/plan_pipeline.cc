@@ -24,7 +24,7 @@ PlanRequest stage_request(const Config& config, const NanoBatch& nano_batch, con
 /// [ranks] Of the rank's own layers. Attention is that of all layer steps of a tick, which are
 /// those of the largest stage.
 std::vector<RankSpeed> assumed_stage_speeds(const Config& config, const RunGrid& run) {
-  ModelShape model = config.model.shape();
+  ModelShape model = config.rank_shape();
   const auto speed_of = [&](int64_t layers) {
     model.num_layers = layers;
     return assumed_speeds(model, 1, config.attention_profile.get(), config.train.recompute)
@@ -43,7 +43,7 @@ std::vector<RankSpeed> assumed_stage_speeds(const Config& config, const RunGrid&
 /// the step trains.
 std::vector<EmbeddingHeadTime> assumed_embedding_head_time(const Config& config, const RunGrid& run,
                                                            bool trains) {
-  ModelShape model = config.model.shape();
+  ModelShape model = config.rank_shape();
   model.num_layers = 1;
   const RankSpeed layer = assumed_speeds(model, 1, config.attention_profile.get()).ranks[0];
   const double forward = static_cast<double>(layer.linear_ps_per_token) / 3 *
@@ -73,7 +73,7 @@ void check_stage_capacities(const Config& config, const RunGrid& run,
 std::string excess_of_activations(const Config& config, const RunGrid& run,
                                   const PipelineParts& parts) {
   if (config.plan.max_memory_gib <= 0) return "";
-  ModelShape model = config.model.shape();
+  ModelShape model = config.rank_shape();
   const PipelineRequest& request = parts.request();
   for (int stage = 0; stage < run.grid.stages; ++stage) {
     model.num_layers = run.layers[stage].size();

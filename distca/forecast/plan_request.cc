@@ -27,13 +27,13 @@ std::vector<int64_t> capacities(const Config& config, const PlanRequest& request
                                 const Speeds& speeds) {
   std::vector<int64_t> given = checked_capacities(config, num_workers);
   if (!given.empty()) return given;
-  const int num_servers = num_ranks(config, num_workers);
+  const int num_servers = distca::num_servers(config, num_workers);
   const TaskPrice price(request.shape, request.profile.get());
   const int64_t load = load_of(request.nano_batch, price);
   const Speeds known = config.servers.reweight && !speeds.ranks.empty()
                            ? speeds
-                           : assumed_speeds(config.model.shape(), num_servers,
-                                            request.profile.get(), config.train.recompute);
+                           : assumed_speeds(config.rank_shape(), num_servers, request.profile.get(),
+                                            config.train.recompute);
   const int64_t tokens = request.nano_batch.num_tokens() / num_workers;
   return even_capacities(
       work_of_step(known, num_workers, num_servers, config.servers.in_place, tokens),
@@ -43,7 +43,7 @@ std::vector<int64_t> capacities(const Config& config, const PlanRequest& request
 /// `redispatched`: servers keep no keys for backward; they get them again. Otherwise they keep
 /// those of the layers that have this window.
 MemoryPrice memory_price(const Config& config, bool redispatched, size_t window) {
-  const ModelShape shape = config.model.shape();
+  const ModelShape shape = config.rank_shape();
   MemoryPrice price = llama_memory(shape, config.train.recompute, redispatched);
   const int64_t layers = redispatched ? 0 : config.model.num_layers_of_windows()[window];
   price.kept_query_bytes = layers * shape.attention.q_token_bytes();
@@ -97,22 +97,23 @@ int64_t room_beside(const std::vector<RankMemory>& memory, const Plan& plan, int
 
 std::vector<int64_t> checked_capacities(const Config& config, int num_workers) {
   std::vector<int64_t> given = config.servers.capacity;
+  const int servers = num_servers(config, num_workers), ranks = config.tensor_ranks();
   DISTCA_THROW_IF(
-      !given.empty() && given.size() != static_cast<size_t>(num_ranks(config, num_workers)),
-      ErrorKind::kConfig,
-      "servers.capacity = {}: {} numbers for {} servers ({} workers, then {} dedicated)",
-      fmt::join(given, ","), given.size(), num_ranks(config, num_workers), num_workers,
-      config.servers.dedicated);
+      !given.empty() && given.size() != static_cast<size_t>(servers), ErrorKind::kConfig,
+      "servers.capacity = {}: {} numbers for {} servers{} ({} workers, then {} dedicated)",
+      fmt::join(given, ","), given.size(), servers,
+      ranks > 1 ? fmt::format(", each of {} ranks", ranks) : "", num_workers,
+      servers - num_workers);
   return given;
 }
 
 LayerTimeOptions layer_time_options(const Config& config, int num_workers, const Speeds& speeds,
                                     bool redispatched) {
-  const ModelShape layers = config.model.shape();
+  const ModelShape layers = config.rank_shape();
   LayerTimeOptions options;
   options.speeds = fill_in_speeds(
-      speeds, assumed_speeds(layers, num_ranks(config, num_workers), config.attention_profile.get(),
-                             config.train.recompute));
+      speeds, assumed_speeds(layers, num_servers(config, num_workers),
+                             config.attention_profile.get(), config.train.recompute));
   if (config.plan.bandwidth_mb_per_s > 0) {
     options.speeds.bytes_per_us = config.plan.bandwidth_mb_per_s;
   }
@@ -127,7 +128,7 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
                          const Speeds& speeds, size_t window) {
   PlanRequest request;
   request.nano_batch = nano_batch;
-  request.shape = config.model.shape(window).attention;
+  request.shape = config.rank_shape(window).attention;
   request.options = config.plan;
   if (const std::optional<double> share = config.plan.tolerance.share)
     request.options.tolerance_ppm = std::llround(*share * 1e6);
@@ -135,7 +136,7 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
   Cluster& cluster = request.cluster;
   cluster.num_workers = num_workers;
   cluster.capacity = capacities(config, request, num_workers, speeds);
-  cluster.ranks_per_node = static_cast<int>(config.cluster.ranks_per_node);
+  cluster.ranks_per_node = static_cast<int>(config.cluster.ranks_per_node) / config.tensor_ranks();
   if (cluster.ranks_per_node > 0)
     cluster.inside.bytes_per_us = kInsideOverBetween * cluster.between.bytes_per_us;
   cluster.max_tokens_per_worker = config.plan.max_tokens_per_worker;
@@ -237,7 +238,7 @@ BatchPlans plan_one_stage(const Config& config, const Batch& batch, int num_work
 BatchPlans plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
                              const Speeds& speeds, bool trains) {
   const RunGrid run = run_grid(config, num_workers);
-  if (!run.is_pipeline()) return plan_one_stage(config, batch, num_workers, speeds);
+  if (!run.is_pipeline()) return plan_one_stage(config, batch, run.grid.num_workers(), speeds);
   return {.plans = {}, .redispatched = true, .pipeline = plan_pipeline(config, batch, run, trains)};
 }
 

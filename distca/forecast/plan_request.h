@@ -1,6 +1,9 @@
 #pragma once
 // Turns a configuration into what the planner is asked, and makes the plans of a batch. The
 // functions depend on their arguments alone, so all ranks get the same. Any thread may call them.
+//
+// A cluster's workers are servers, each of which is some ranks with tensor parallelism. Functions
+// that take `cluster_workers` count these, others ranks that hold weights.
 
 #include <cstdint>
 #include <memory>
@@ -16,13 +19,13 @@
 
 namespace distca {
 
-/// Returns servers.capacity for a run of so many workers, empty if capacities are to be derived.
-/// Throws Error(kConfig), too, if they are those of another number of ranks.
-std::vector<int64_t> checked_capacities(const Config& config, int num_workers);
+/// Returns servers.capacity for a cluster of so many workers, empty if capacities are to be
+/// derived. Throws Error(kConfig), too, if they are those of another number of servers.
+std::vector<int64_t> checked_capacities(const Config& config, int cluster_workers);
 
 /// The options by which plan.tolerance = auto compares plans: `speeds`, with assumed_speeds where
 /// nothing was measured, and plan.bandwidth_mb_per_s if it is given.
-LayerTimeOptions layer_time_options(const Config& config, int num_workers, const Speeds& speeds,
+LayerTimeOptions layer_time_options(const Config& config, int cluster_workers, const Speeds& speeds,
                                     bool redispatched);
 
 /// Returns the request to the scheduler for one nano-batch. The cluster has the workers, then the
@@ -32,7 +35,7 @@ LayerTimeOptions layer_time_options(const Config& config, int num_workers, const
 /// under ping-pong, and each of them may use an equal share of plan.max_memory_gib. `window`: for
 /// the layers that have this one of config.model.windows(). Throws Error(kConfig) if
 /// servers.capacity has another number of servers.
-PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers,
+PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int cluster_workers,
                          const Speeds& speeds = {}, size_t window = 0);
 
 /// The plans of a batch.

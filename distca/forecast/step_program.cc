@@ -26,7 +26,8 @@ StepOptions step_options(const Config& config) {
           .loss_chunk_logits = loss_chunk_logits,
           .distributed_optimizer = config.parallel.use_distributed_optimizer,
           .overlap_grad_reduce = config.parallel.overlap_grad_reduce,
-          .bucket_mb = config.parallel.bucket_mb};
+          .bucket_mb = config.parallel.bucket_mb,
+          .tensor = config.tensor_ranks()};
 }
 
 namespace {
@@ -158,23 +159,25 @@ std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& 
   return own_slices(gradient_request(model, options, stage, rank, replicas));
 }
 
-std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
+std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int server,
                                                             const LlamaConfig& model,
                                                             const StepOptions& options,
                                                             size_t window) {
-  return std::make_shared<const AttentionExchange>(
-      make_attention_exchange(index.exchange(rank), model.shape(window).attention,
-                              exchange_types(model.dtype, options.wide_gradients)));
+  return std::make_shared<const AttentionExchange>(make_attention_exchange(
+      index.exchange(server), model.shape_of_rank(options.tensor, window).attention,
+      exchange_types(model.dtype, options.wide_gradients)));
 }
 
 Program step_program(const LlamaConfig& model, const StepOptions& options, bool holds_weights,
                      ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches,
-                     std::shared_ptr<const GradientExchange> gradients) {
+                     std::shared_ptr<const GradientExchange> gradients, int rank) {
   return build_program({.overlap = options.overlap,
                         .kind = kind,
                         .holds_weights = holds_weights,
+                        .server = rank / options.tensor,
+                        .tensor = {.size = options.tensor, .index = rank % options.tensor},
                         .nano_batches = std::move(nano_batches),
-                        .model = model.shape(),
+                        .model = model.shape_of_rank(options.tensor),
                         .gradients = std::move(gradients),
                         .window_of_layer = model.window_of_layer(),
                         .least_share_pairs = options.least_share_pairs});
@@ -182,13 +185,13 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, bool 
 
 Program step_program(const LlamaConfig& model, const StepOptions& options, StagePart part,
                      ProgramRequest::Kind kind, std::shared_ptr<const GradientExchange> gradients,
-                     int server) {
-  ModelShape shape = model.divided(part.stage.tensor.size).shape();
+                     int rank) {
+  ModelShape shape = model.shape_of_rank(part.stage.tensor.size);
   shape.num_layers = part.stage.layers.size();
   return build_program({.overlap = options.overlap,
                         .kind = kind,
                         .holds_weights = !part.stage.layers.empty(),
-                        .server = server,
+                        .server = rank / part.stage.tensor.size,
                         .model = shape,
                         .gradients = std::move(gradients),
                         .stage = std::move(part),

@@ -73,24 +73,26 @@ std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& mod
 std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& options,
                                    const Stage& stage, int rank, int replicas);
 
-/// The messages and tasks of one rank under a plan, for a model of this shape. `window` is the
+/// The messages and tasks of one server, or one of its ranks, under a plan, for a model of this
+/// shape. `window` is the
 /// index in model.windows() for which the plan was made.
-std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
+std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int server,
                                                             const LlamaConfig& model,
                                                             const StepOptions& options,
                                                             size_t window = 0);
 /// The program of one rank. `holds_weights` is false on a dedicated server. Without `gradients`,
 /// gradients are not summed. `nano_batches` has a part for each nano-batch and each of
-/// model.windows() (ProgramRequest).
+/// model.windows() (ProgramRequest). Of `rank`, the rank's number, its place among
+/// options.tensor neighbours that divide layers is all that matters.
 Program step_program(const LlamaConfig& model, const StepOptions& options, bool holds_weights,
                      ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches,
-                     std::shared_ptr<const GradientExchange> gradients = nullptr);
+                     std::shared_ptr<const GradientExchange> gradients = nullptr, int rank = 0);
 
 /// The program of one rank of a pipeline; its p2p messages are part of `part`
-/// (p2p_bytes). `server` is the rank's own.
+/// (p2p_bytes). `rank` as above.
 Program step_program(const LlamaConfig& model, const StepOptions& options, StagePart part,
                      ProgramRequest::Kind kind,
-                     std::shared_ptr<const GradientExchange> gradients = nullptr, int server = 0);
+                     std::shared_ptr<const GradientExchange> gradients = nullptr, int rank = 0);
 
 /// The bytes of so many tokens' rows that a stage sends to another, for p2p_messages
 /// (program/pipeline_order.h).

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "distca/base/error.h"
+#include "distca/base/integers.h"
 #include "distca/model/rope_scaling.h"
 #include "distca/model/weight_table.h"
 
@@ -120,6 +121,13 @@ ModelShape LlamaConfig::shape(size_t window) const {
                         .mask = {.window_left = windows().at(window) - 1}},  // 0 tokens: -1, all
           .vocab_size = vocab_size,
           .has_qk_norm = has_qk_norm()};
+}
+
+ModelShape LlamaConfig::shape_of_rank(int ranks, size_t window) const {
+  ModelShape shape = divided(ranks).shape(window);
+  shape.vocab_size = ceil_div(vocab_size, ranks);
+  shape.tensor_ranks = ranks;
+  return shape;
 }
 
 kernels::Shape LlamaConfig::attention_shape() const {

@@ -74,6 +74,9 @@ struct LlamaConfig {
   LlamaConfig divided(int ranks) const;
   /// The sizes that the planner and programs need, with the window of this place in windows().
   ModelShape shape(size_t window = 0) const;
+  /// Sizes likewise of one of so many ranks that divide its matrices. Of the vocabulary, it is the
+  /// largest part.
+  ModelShape shape_of_rank(int ranks, size_t window = 0) const;
   /// The shape of one layer's core attention.
   kernels::Shape attention_shape() const;
   /// Floating-point operations of one training step over `tokens` tokens whose causal attention has

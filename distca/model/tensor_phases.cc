@@ -89,6 +89,15 @@ void TensorPhases::projections(int layer, const at::Tensor& h, const Llama::Rope
   if (kept != nullptr) *kept = std::make_shared<Llama::PreAttention>(std::move(left));
 }
 
+std::shared_ptr<Llama::PreAttention> TensorPhases::projections_again(
+    int layer, const at::Tensor& h, const Llama::Rope& rope) const {
+  auto kept = std::make_shared<Llama::PreAttention>();
+  if (!state_.config.has_qk_norm()) return kept;  // nothing is left
+  at::Tensor q, k, v;
+  projections(layer, h, rope, &q, &k, &v, &kept);
+  return kept;
+}
+
 void TensorPhases::projections_backward(int layer, const Llama::PreAttention& kept,
                                         const Llama::Rope& rope, const at::Tensor& d_q,
                                         const at::Tensor& d_k, const at::Tensor& d_v,

@@ -81,6 +81,9 @@ class TensorPhases {
   void projections(int layer, const at::Tensor& h, const Llama::Rope& rope, at::Tensor* q,
                    at::Tensor* k, at::Tensor* v,
                    std::shared_ptr<Llama::PreAttention>* kept = nullptr) const;
+  /// Returns the same as projections() leaves, for backward of heads that servers have got again.
+  std::shared_ptr<Llama::PreAttention> projections_again(int layer, const at::Tensor& h,
+                                                         const Llama::Rope& rope) const;
   /// The gradients by q, k and v -> this rank's part of that by h, written to d_h_part [R, C]. `h`
   /// is that of forward, gathered again. `left` is as in Llama::pre_attention_backward(), which
   /// keeps `d_v` itself on a CPU, and what is left goes to Llama::add_left().

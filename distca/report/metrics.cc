@@ -104,6 +104,7 @@ Json metrics_line(const StepMetrics& m, const Config& config, const ResolvedConf
                {"waited_s", seconds_waited(m.ranks)},
                {"phases", phase_times(m.times)},
                {"exchange", exchange_times(m.times)}};
+  if (config.tensor_ranks() > 1) line["bytes_tensor"] = m.bytes_tensor;
   if (config.cluster.ranks_per_node > 0) {
     line["bytes_between_nodes"] = m.bytes_between_nodes;
     line["bytes_inside_nodes"] = m.bytes.sent - m.bytes_between_nodes;

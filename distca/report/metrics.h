@@ -47,6 +47,7 @@ struct StepMetrics {
   double model_flops = 0;       // floating-point operations of the step (LlamaConfig::train_flops)
   double peak_flops_per_s = 0;  // all ranks' peak, measured at the start (compute_peak.h)
   ExchangeBytes bytes;          // bytes of all ranks, forward and backward
+  int64_t bytes_tensor = 0;     // the part of bytes.sent that ranks of one server send each other
   int64_t bytes_between_nodes = 0;  // the part of bytes.sent that goes to another node
   /// [ranks] seconds in core attention, forward and backward of all layers and nano-batches. On a
   /// CPU with one thread a rank, it is processor time, as in profiles. With more threads, it is

@@ -52,6 +52,16 @@ void add_to(std::vector<T>& sums, const std::vector<T>& values) {
   for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
 }
 
+/// [ranks] -> [servers], of each its slowest rank.
+std::vector<double> slowest_of_servers(const std::vector<double>& ranks, int ranks_of_server) {
+  std::vector<double> servers(ranks.size() / ranks_of_server);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    double& server = servers[rank / ranks_of_server];
+    server = std::max(server, ranks[rank]);
+  }
+  return servers;
+}
+
 std::string describe_tolerance(const Config& config, const RunGrid& run) {
   const Config::PlanKeys& plan = config.plan;
   if (plan.tolerance.is_auto) return "auto";
@@ -140,15 +150,16 @@ void RunSummary::add(const StepMetrics& step) {
   sum.plan.imbalance_after += plan.imbalance_after;
   sum.plan.plan_s += plan.plan_s;
   sum.plan.plan_wait_s += plan.plan_wait_s;
-  add_to(sum.attention_s, step.attention_s);
+  const std::vector<double> attention_s = slowest_of_servers(step.attention_s, ranks_of_server);
+  add_to(sum.attention_s, attention_s);
   add_to(waited_s, seconds_waited(step.ranks));
   plain_packing_s += distca::plain_packing_s(step).value_or(0);
   if (plan.attention_predicted_s.empty()) return;
   add_to(sum.plan.attention_predicted_s, plan.attention_predicted_s);
   std::vector<double> errors;
-  for (size_t i = 0; i < step.attention_s.size(); ++i) {
-    if (step.attention_s[i] > 0)
-      errors.push_back(std::abs(plan.attention_predicted_s[i] / step.attention_s[i] - 1));
+  for (size_t i = 0; i < attention_s.size(); ++i) {
+    if (attention_s[i] > 0)
+      errors.push_back(std::abs(plan.attention_predicted_s[i] / attention_s[i] - 1));
   }
   if (!errors.empty()) prediction_errors.push_back(median(errors));
 }
@@ -170,13 +181,10 @@ std::vector<std::string> device_lines(const Config& config, const ComputePeak& p
 
 std::string start_text(const Config& config, const std::string& data, const RunGrid& run,
                        const std::string& kernel, const ComputePeak& peak) {
-  const std::string servers = config.servers.dedicated == 0
-                                  ? ""
-                                  : fmt::format(", {} dedicated server{}", config.servers.dedicated,
-                                                config.servers.dedicated == 1 ? "" : "s");
-  const std::string model =
-      fmt::format("{}{} ({}), {} parameters", run.describe(), servers,
-                  backend_name(config.comm.backend), with_thousands(config.model.num_parameters()));
+  const std::string servers = run.describe_dedicated();
+  const std::string model = fmt::format(
+      "{}{}{} ({}), {} parameters", run.describe(), servers.empty() ? "" : ", ", servers,
+      backend_name(config.comm.backend), with_thousands(config.model.num_parameters()));
   const bool alone = config.train.overlap == Overlap::kPingPong && config.batch.nano_batches == 1;
   const std::string schedule =
       run.is_pipeline() ? fmt::format(", pipeline schedule {} with {} outstanding weight gradients",

@@ -28,17 +28,19 @@ struct ComputePeak {
 };
 
 /// Sums over the steps of a run. add() keeps them; the trainer sets `num_workers`,
-/// `goes_on_after`, `last`, `last_step`, `metrics_missing` and `trace`. A step without targets has
-/// no loss.
+/// `ranks_of_server`, `goes_on_after`, `last`, `last_step`, `metrics_missing` and `trace`. A step
+/// without targets has no loss.
 struct RunSummary {
-  int num_workers = 0;  // ranks from this number on are dedicated servers
+  int num_workers = 0;  // servers from this number on are dedicated ones
+  int ranks_of_server = 1;
   int64_t steps = 0;
   /// The step of the checkpoint that this start went on from. 0 means that it began a new run.
   int64_t goes_on_after = 0;
   std::optional<double> first_loss, last_loss;
   StepMetrics last;
   /// Sums over all steps: of tokens, step_s, attention_s, loads, imbalances, predictions and the
-  /// planner's times. Its other fields are not set. Imbalances are shown divided by `steps`.
+  /// planner's times. Its other fields are not set. attention_s is that of servers. Imbalances are
+  /// shown divided by `steps`.
   StepMetrics sum{.plan = {.imbalance_before = 0, .imbalance_after = 0}};
   std::vector<double> waited_s;  // [ranks] summed over steps
   double plain_packing_s = 0;    // sum of the steps' estimates, or 0 if there are none

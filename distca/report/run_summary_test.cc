@@ -12,6 +12,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::SizeIs;
 
 TEST(Summary, counting_says_on_which_text_and_leaves_pairs_out_where_they_mean_nothing) {
   EXPECT_EQ(
@@ -42,6 +43,26 @@ TEST(RunSummary, sums_measured_and_predicted_times_and_keeps_each_steps_median_e
   EXPECT_THAT(summary.sum.plan.load_before, ElementsAre(6, 8, 10));
   EXPECT_EQ(summary.sum.plan.plan_s, 0.5);
   EXPECT_EQ(summary.sum.plan.plan_wait_s, 0.25);
+}
+
+TEST(RunSummary, a_server_of_several_ranks_takes_as_long_as_its_slowest) {
+  RunSummary summary{.num_workers = 2, .ranks_of_server = 2};
+  StepMetrics step = step_of({1, 3, 4, 2, 5, 6}, {3, 2, 12});  // errors 0, 1/2, 1
+  step.ranks.resize(6);
+  step.ranks[1].waited_ns = 1'000'000'000;
+  summary.add(step);
+  StepMetrics other = step_of({2, 1, 1, 1, 0, 1}, {2, 1, 1});  // others are slowest of their server
+  other.ranks.resize(6);
+  summary.add(other);
+  EXPECT_THAT(summary.sum.attention_s, ElementsAre(3 + 2, 4 + 1, 6 + 1));
+  EXPECT_THAT(summary.sum.plan.attention_predicted_s, ElementsAre(5, 3, 13));
+  EXPECT_THAT(summary.prediction_errors, ElementsAre(DoubleEq(0.5), DoubleEq(0)));
+  EXPECT_THAT(summary.waited_s, SizeIs(6)) << "ranks wait, not servers";
+  const std::string lines = attention_times(load_config("", {"plan.profile=h200"}), summary);
+  EXPECT_THAT(lines, AllOf(HasSubstr("server  0 in place   measured     5.000 s"),
+                           HasSubstr("server  1 in place   measured     5.000 s"),
+                           HasSubstr("server  2 dedicated  measured     7.000 s"),
+                           Not(HasSubstr("server  3"))));
 }
 
 TEST(RunSummary, a_step_without_targets_is_neither_the_first_loss_nor_the_last) {

@@ -97,7 +97,8 @@ class Playing {
     awaited.to.clear();
     add(std::move(awaited));
     record(op, TraceKind::kFlight, {exchange.issued_s, wait.end_s});
-    if (op.kind == OpKind::kCombine || op.kind == OpKind::kP2p) record(op, TraceKind::kCopy, land);
+    const bool lands = op.kind == OpKind::kCombine || op.kind == OpKind::kP2p;
+    if (lands || op.kind == OpKind::kSumRows) record(op, TraceKind::kCopy, land);
   }
 
   void wait_sent(int32_t index) {

@@ -41,10 +41,12 @@ std::string arguments(const TraceEvent& event) {
   return arguments.dump();
 }
 
-/// "worker of stage 2"
+/// "worker of stage 2, tensor 1"
 std::string words_of(const TraceRank& rank) {
-  const std::string role = rank.server ? "server" : "worker";
-  return rank.stage < 0 ? role : fmt::format("{} of stage {}", role, rank.stage);
+  std::string words = rank.server ? "server" : "worker";
+  if (rank.stage >= 0) words += fmt::format(" of stage {}", rank.stage);
+  if (rank.tensor >= 0) words += fmt::format(", tensor {}", rank.tensor);
+  return words;
 }
 
 /// Writes one rank's process; numbers its events' threads.
@@ -131,6 +133,7 @@ std::string chrome_json(std::string_view overlap, std::span<const TraceRank> ran
                       {"clock_drift", rank.clock_drift},
                       {"clock_uncertainty_s", rank.clock_uncertainty_s}});
     if (rank.stage >= 0) listed.back()["stage"] = rank.stage;
+    if (rank.tensor >= 0) listed.back()["tensor"] = rank.tensor;
   }
   const Json other = {{"program", "distca"},
                       {"version", build_info::kVersion},

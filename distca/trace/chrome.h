@@ -17,6 +17,7 @@ namespace distca {
 struct TraceRank {
   bool server = false;  // a dedicated server, which holds no weights
   int stage = -1;       // index in the pipeline. -1 without one, and for a dedicated server.
+  int tensor = -1;      // index in its server. -1 without tensor parallelism.
   /// Seconds that were added to this rank's clock, at its first event, to get rank 0's.
   double clock_offset_s = 0;
   double clock_drift = 0;          // seconds that the offset grows in a second

@@ -127,6 +127,24 @@ TEST(ChromeTrace, stages_are_named_in_a_pipeline_alone) {
   EXPECT_EQ(file["traceEvents"][0]["args"]["name"], "rank 1 (worker of stage 0)");
 }
 
+TEST(ChromeTrace, places_in_a_server_are_named_where_ranks_divide_layers) {
+  const std::vector<TraceRank> ranks = {
+      {.stage = 1, .tensor = 0}, {.tensor = 1}, {.server = true, .tensor = 0}};
+  std::vector<std::string> texts, names;
+  for (int rank = 0; rank < 3; ++rank) texts.push_back(chrome_events(rank, ranks[rank], {}));
+  for (const Json& json : events_of_phase("M", texts)) {
+    if (json["name"] == "process_name") names.push_back(json["args"]["name"]);
+  }
+  EXPECT_THAT(names, ElementsAre("rank 0 (worker of stage 1, tensor 0)",
+                                 "rank 1 (worker, tensor 1)", "rank 2 (server, tensor 0)"));
+  const Json file = written(ranks, texts), undivided = written({{}}, {});
+  const Json& listed = file["otherData"]["ranks"];
+  EXPECT_EQ(listed[0]["tensor"], 0);
+  EXPECT_EQ(listed[1]["tensor"], 1);
+  EXPECT_EQ(listed[2]["tensor"], 0);
+  EXPECT_FALSE(undivided["otherData"]["ranks"][0].contains("tensor"));
+}
+
 TEST(ChromeTrace, messages_under_way_at_the_same_time_have_threads_of_their_own) {
   const std::vector<TraceEvent> events = {event(TraceKind::kFlight, "a", 0, 10),
                                           event(TraceKind::kFlight, "b", 5, 20),

@@ -154,6 +154,36 @@ TEST(memory, what_refuses_a_pipeline_is_never_above_the_peaks_that_are_predicted
   }
 }
 
+TEST(memory, what_refuses_divided_layers_is_never_above_the_peaks_that_are_predicted) {
+  Config config = load_config(
+      "", {"batch.nano_batch_tokens=3000", "train.steps=2", "model.num_attention_heads=8",
+           "model.vocab_size=2003", "parallel.tensor_model_parallel_size=2"});
+  for (const int ranks : {2, 4}) {
+    config.parallel.tensor_model_parallel_size = ranks;
+    config.servers.dedicated = ranks;
+    for (const int64_t kv_heads : {1, 8}) {
+      config.model.num_key_value_heads = kv_heads;
+      for (const Recompute recompute :
+           {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+        config.train.recompute = recompute;
+        for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
+          config.model.dtype = type;
+          for (const bool zero : {false, true}) {
+            config.parallel.use_distributed_optimizer = zero;
+            for (config.batch.nano_batches = 1; config.batch.nano_batches < 6;
+                 config.batch.nano_batches += 2) {
+              config.parallel.pipeline_model_parallel_size = 1;
+              expect_needs_no_more_than_its_peaks(config, ranks);
+              config.parallel.pipeline_model_parallel_size = 2;
+              expect_needs_no_more_than_its_peaks(config, 2 * ranks);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(memory, a_dry_run_of_many_stages_shows_the_ends_and_the_highest) {
   const Config config = load_config(
       "", {"parallel.pipeline_model_parallel_size=12", "model.num_hidden_layers=12",
@@ -326,17 +356,27 @@ std::vector<std::string> narrow(std::vector<std::string> more) {
   return with(more);
 }
 
+/// Servers keep keys until backward.
+std::vector<std::string> divided(std::vector<std::string> more) {
+  more.insert(more.begin(), {"model.num_attention_heads=8", "batch.nano_batch_tokens=6000"});
+  return narrow(more);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Shapes, PeakOfARunTest,
-    ::testing::Values(Shape{"selective", 2,
-                            narrow({"train.recompute=selective", "model.dtype=bfloat16",
-                                    "batch.nano_batch_tokens=2048", "batch.nano_batches=2"})},
-                      Shape{"by_chunks", 1,
-                            narrow({"train.recompute=full", "batch.nano_batch_tokens=5000"})},
-                      Shape{"pipeline", 4,
-                            narrow({"parallel.pipeline_model_parallel_size=2",
-                                    "model.num_hidden_layers=3", "train.recompute=selective",
-                                    "batch.nano_batches=6", "batch.nano_batch_tokens=2000"})}),
+    ::testing::Values(
+        Shape{"selective", 2,
+              narrow({"train.recompute=selective", "model.dtype=bfloat16",
+                      "batch.nano_batch_tokens=2048", "batch.nano_batches=2"})},
+        Shape{"by_chunks", 1, narrow({"train.recompute=full", "batch.nano_batch_tokens=5000"})},
+        Shape{"pipeline", 4,
+              narrow({"parallel.pipeline_model_parallel_size=2", "model.num_hidden_layers=3",
+                      "train.recompute=selective", "batch.nano_batches=6",
+                      "batch.nano_batch_tokens=2000"})},
+        Shape{"tensor", 4, divided({"parallel.tensor_model_parallel_size=2"})},
+        Shape{"tensor_full", 4,
+              divided({"parallel.tensor_model_parallel_size=4", "train.recompute=full",
+                       "model.dtype=bfloat16", "batch.nano_batches=2"})}),
     name_of);
 
 INSTANTIATE_TEST_SUITE_P(
@@ -376,7 +416,18 @@ INSTANTIATE_TEST_SUITE_P(
         Shape{"pipeline_served", 2,
               narrow({"parallel.pipeline_model_parallel_size=2", "servers.dedicated=1",
                       "train.overlap=within", "batch.nano_batches=4",
-                      "batch.nano_batch_tokens=2000"})}),
+                      "batch.nano_batch_tokens=2000"})},
+        Shape{"tensor_kept", 2,
+              divided({"parallel.tensor_model_parallel_size=2", "train.recompute=full",
+                       "model.model_type=qwen3"})},
+        Shape{"tensor_zero_1", 4,
+              divided({"parallel.tensor_model_parallel_size=2", "model.dtype=bfloat16",
+                       "parallel.use_distributed_optimizer=true", "train.recompute=selective",
+                       "model.tie_word_embeddings=true"})},
+        Shape{"tensor_pipeline", 8,
+              divided({"parallel.tensor_model_parallel_size=4", "batch.nano_batches=4",
+                       "parallel.pipeline_model_parallel_size=2", "model.num_hidden_layers=4",
+                       "parallel.outstanding_weight_gradients=2"})}),
     name_of);
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/config/run_grid.h"
 #include "distca/forecast/batch_programs.h"
 #include "distca/forecast/plan_figures.h"
 #include "distca/plan/plain_packing_time.h"
@@ -12,19 +13,28 @@
 namespace distca {
 namespace {
 
-/// The tokens of a worker, by nano-batch.
+/// The tokens of a server, all of which each of its ranks has, by nano-batch.
 std::vector<LocalTokens> tokens_of(const Config& config, const DataBlend& data, const Batch& batch,
-                                   const BatchPlans& plans, int rank, int num_workers) {
+                                   const BatchPlans& plans, const RunGrid& run, int server) {
   std::vector<LocalTokens> tokens;
-  if (rank >= num_workers) return tokens;
+  if (run.grid.stage(server) < 0) return tokens;
   for (size_t nano = 0; nano < batch.size(); ++nano) {
     const std::vector<Segment>& segments =
-        plans.pipeline
-            ? plans.pipeline->request().homes[nano].workers[plans.pipeline->grid().replica(rank)]
-            : plans.plan(nano).layout.workers[rank];
+        plans.pipeline ? plans.pipeline->request().homes[nano].workers[run.grid.replica(server)]
+                       : plans.plan(nano).layout.workers[server];
     tokens.push_back(load_tokens(config, data, batch[nano], segments));
   }
   return tokens;
+}
+
+/// Tokens and load of workers -> those of ranks, each of which has its worker's.
+PackedWork of_ranks(const PackedWork& packed, int ranks_of_worker) {
+  PackedWork result;
+  for (const std::vector<RankSample>& together : packed) {
+    std::vector<RankSample>& ranks = result.emplace_back();
+    for (const RankSample& worker : together) ranks.insert(ranks.end(), ranks_of_worker, worker);
+  }
+  return result;
 }
 
 /// This rank's program, checked; `validate_s`: what that took.
@@ -56,14 +66,19 @@ PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepB
   PlannedBatch planned{.kind = step_batch.kind};
   planned.figures.hash = plans_hash(plans);
   planned.figures.speeds_from_step = speeds.from_step;
-  add_plan_figures(config, batch, plans, num_workers, &planned.figures, &planned.work);
+  const RunGrid run = run_grid(config, num_workers);
+  std::vector<RankSample> work;
+  add_plan_figures(config, batch, plans, num_workers, &planned.figures, &work);
   const bool trains = step_batch.kind == ProgramRequest::Kind::kTrain;
   if (trains && config.plan.scheduler != "local" && plans.num_windows == 1) {
-    planned.figures.packed =
-        packed_work(plans.plans, config.attention_profile, config.pairs_nano_batches() ? 2 : 1);
+    planned.figures.packed = of_ranks(
+        packed_work(plans.plans, config.attention_profile, config.pairs_nano_batches() ? 2 : 1),
+        run.tensor);
   }
-  planned.input.tokens = tokens_of(config, data, batch, plans, rank, num_workers);
-  if (rank < num_workers / config.parallel.pipeline_model_parallel_size) {  // first stage only
+  const int server = run.server_of(rank);
+  planned.work = work[server];
+  planned.input.tokens = tokens_of(config, data, batch, plans, run, server);
+  if (run.grid.stage(server) == 0 && run.tensor_index(rank) == 0) {
     for (const LocalTokens& tokens : planned.input.tokens) {
       planned.bad_tokens += tokens.bad_tokens;
       planned.targets_left_out += tokens.targets_left_out;

@@ -37,11 +37,11 @@ struct StepBatch {
 /// A batch as one rank runs it: the rank's program and tokens, and the figures of the plans.
 struct PlannedBatch {
   ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
-  StepInput input;               // the program, and this rank's tokens
-  std::vector<RankSample> work;  // [ranks] tokens and load of all nano-batches, without times
-  PlanFigures figures;           // for metrics.jsonl
-  /// Counts of this rank's tokens (LocalTokens). Later stages hold the tokens of the first stage,
-  /// and count none.
+  StepInput input;      // the program, and this rank's tokens
+  RankSample work;      // tokens and load of the rank's server, of all nano-batches, without times
+  PlanFigures figures;  // for metrics.jsonl
+  /// Counts of this rank's tokens (LocalTokens). Ranks of later stages, and all but the first of a
+  /// server, hold tokens that others count.
   int64_t bad_tokens = 0, targets_left_out = 0;
   /// Bytes that this rank sends to other nodes. It is 0 if cluster.ranks_per_node is not given.
   int64_t bytes_between_nodes = 0;

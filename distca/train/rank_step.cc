@@ -5,11 +5,11 @@
 namespace distca {
 
 RankStep rank_step(const Config& config, const StepResult& result, const PlannedBatch& planned,
-                   int rank, const MemoryMeter& memory, const WorkerWeights* weights) {
-  const RankSample work = planned.work[rank];
+                   const MemoryMeter& memory, const WorkerWeights* weights) {
   return {.loss_sum = result.loss_sum,
           .grad_norm = result.sum.norm,
           .bytes = result.bytes,
+          .bytes_tensor = result.bytes_tensor,
           .bytes_between_nodes = planned.bytes_between_nodes,
           .attention_s = config.attention_has_one_thread()
                              ? result.times.processor_of(OpKind::kCoreAttention)
@@ -19,7 +19,7 @@ RankStep rank_step(const Config& config, const StepResult& result, const Planned
                      .resident_bytes = resident_peak_bytes(),
                      .weight_copy_bytes = weights ? weights->model.copy_bytes() : 0,
                      .optimizer_bytes = weights ? weights->optimizer.state_bytes() : 0},
-          .sample = rank_sample(result.times, work.tokens, work.load)};
+          .sample = rank_sample(result.times, planned.work.tokens, planned.work.load)};
 }
 
 double add_ranks(const std::vector<RankStep>& ranks, StepMetrics* metrics) {
@@ -27,6 +27,7 @@ double add_ranks(const std::vector<RankStep>& ranks, StepMetrics* metrics) {
   for (const RankStep& rank : ranks) {
     loss_sum += rank.loss_sum;
     metrics->bytes += rank.bytes;
+    metrics->bytes_tensor += rank.bytes_tensor;
     metrics->bytes_between_nodes += rank.bytes_between_nodes;
     metrics->attention_s.push_back(rank.attention_s);
     metrics->memory.push_back(rank.memory);

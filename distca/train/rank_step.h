@@ -21,16 +21,16 @@ struct RankStep {
   int stop_signal = 0;        // that this rank was sent
   bool ends_in_time = false;  // by its ExitTime this step must be the last; rank 0's counts
   ExchangeBytes bytes;
-  int64_t bytes_between_nodes = 0;
+  int64_t bytes_tensor = 0, bytes_between_nodes = 0;
   double attention_s = 0;
   MemoryUse memory;
   RankSample sample;
 };
 
-/// Makes the figures that `rank` knows by itself: sums, bytes, times and memory. `weights` is null
+/// Makes the figures that a rank knows by itself: sums, bytes, times and memory. `weights` is null
 /// on a dedicated server.
 RankStep rank_step(const Config& config, const StepResult& result, const PlannedBatch& planned,
-                   int rank, const MemoryMeter& memory, const WorkerWeights* weights);
+                   const MemoryMeter& memory, const WorkerWeights* weights);
 
 /// Adds the ranks' figures, in rank order, to those of the step. Returns the sum of their losses.
 double add_ranks(const std::vector<RankStep>& ranks, StepMetrics* metrics);

@@ -47,6 +47,21 @@ TEST(SpeedSample, what_an_exchange_costs_its_rank_is_linear_work) {
   EXPECT_EQ(sample.attention_ns, 5'000'000);
 }
 
+TEST(SpeedSample, waits_for_ranks_that_divide_the_layers_are_waits) {
+  OpTimes times;
+  part(times, OpKind::kMlpNorm, Pass::kForward, OpPart::kPlay) = 1e-3;
+  part(times, OpKind::kGatherRows, Pass::kBackward, OpPart::kPack) = 10e-3;
+  part(times, OpKind::kSumRows, Pass::kForward, OpPart::kLand) = 100e-3;
+  part(times, OpKind::kGatherRows, Pass::kForward, OpPart::kWait) = 1;
+  part(times, OpKind::kSumRows, Pass::kBackward, OpPart::kWait) = 10;
+  part(times, OpKind::kLoss, Pass::kForward, OpPart::kPlay) = 1000e-3;
+  part(times, OpKind::kLoss, Pass::kForward, OpPart::kWait) = 100;
+  const RankSample sample = rank_sample(times, 1, 1);
+  EXPECT_EQ(sample.linear_ns, 1'111'000'000);
+  EXPECT_EQ(sample.exchange_ns, 110'000'000);
+  EXPECT_EQ(sample.waited_ns, 111'000'000'000);
+}
+
 TEST(SpeedSample, the_sum_over_ranks_and_the_update_are_no_ranks_speed) {
   OpTimes times;
   part(times, OpKind::kLoss, Pass::kBackward, OpPart::kPlay) = 3e-3;

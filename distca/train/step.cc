@@ -135,6 +135,14 @@ bool keys_travel_again(const Program& program, int nano_batch) {
   });
 }
 
+/// The loss waits within its operation, which is no work of this rank.
+void count_as_wait(double loss_waited_s, OpTimes& times) {
+  OpTimes::Parts& loss =
+      times.seconds[static_cast<int>(OpKind::kLoss)][static_cast<int>(Pass::kForward)];
+  loss[static_cast<int>(OpPart::kPlay)] -= loss_waited_s;
+  loss[static_cast<int>(OpPart::kWait)] += loss_waited_s;
+}
+
 }  // namespace
 
 Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
@@ -163,7 +171,7 @@ StepResult Step::play_all(const StepInput& input, double loss_scale, const Updat
   buffers_.prepare(input.program);
   StepAttention attention(input.program, kernel_, comm_, buffers_);
   StageP2p p2p(input.program, buffers_, comm_, config_);
-  TensorMessages tensor(input.program, buffers_, comm_, config_);
+  TensorMessages tensor(input.program, buffers_, comm_, config_, recorder_);
   WeightUpdate update(input.program, buffers_, comm_, config_, request);
   Player player(attention, p2p, tensor, update, watch_);
   if (model_ != nullptr) {
@@ -181,11 +189,13 @@ StepResult Step::play_all(const StepInput& input, double loss_scale, const Updat
   OpTimes times;
   const std::unique_ptr<OpClock> clock = device_clock(comm_.cuda_device());
   play(input.program, player, &times, recorder_, clock.get());
+  count_as_wait(tensor.loss_waited_s(), times);
   ExchangeBytes bytes = attention.bytes();
   bytes += p2p.bytes();
   bytes += tensor.bytes();
   return {.loss_sum = player.losses().sum(),
           .bytes = bytes,
+          .bytes_tensor = tensor.bytes().sent,
           .times = times,
           .sum = update.sum(),
           .losses = player.losses().by_position()};

@@ -7,7 +7,7 @@
 //     const StepResult result = step.train(input, num_targets, {.optimizer = &optimizer, ...});
 //
 // With tensor parallelism, a worker is one of the ranks that divide the matrices of its layers
-// (docs/program.md, "Phases that ranks divide").
+// (docs/program.md, "Tensor parallelism").
 //
 // The backward of a phase is an operation of the program (DESIGN, "One layer of one nano-batch").
 // Thread rule: one thread; all ranks run the same steps in the same
@@ -41,8 +41,10 @@ struct StepInput {
 struct StepResult {
   double loss_sum = 0;  // nats, over this rank's targets only; 0 on all stages but the last
   ExchangeBytes bytes;  // sent, received and copied
-  OpTimes times;        // by operation and pass
-  GradientSum sum;      // norm and loss of all workers; not set on a dedicated server
+  /// The part of bytes.sent that goes to ranks that divide the same layers.
+  int64_t bytes_tensor = 0;
+  OpTimes times;    // by operation and pass
+  GradientSum sum;  // norm and loss of all workers; not set on a dedicated server
   /// [nano-batch] In an evaluation, the losses that loss_sum adds up. None on a dedicated server.
   std::vector<PositionLosses> losses;
 };

@@ -70,11 +70,11 @@ void check_trace(const Config& config) {
   }
 }
 
-StepTracer::StepTracer(const Config& config, Communicator& comm, const Grid& grid,
+StepTracer::StepTracer(const Config& config, Communicator& comm, const RunGrid& run,
                        int64_t goes_on_after)
     : config_(config),
       comm_(comm),
-      grid_(grid),
+      run_(run),
       first_(traces(config, goes_on_after) ? goes_on_after + config.train.trace_first_step : 0),
       last_(traces(config, goes_on_after) ? last_step(config, goes_on_after) : 0) {}
 
@@ -122,8 +122,10 @@ ClockReading StepTracer::read_clock() {
 
 void StepTracer::gather() {
   const AlignedClock clock(before_, read_clock());
-  const TraceRank mine{.server = comm_.rank() >= grid_.num_workers(),
-                       .stage = grid_.stages > 1 ? grid_.stage(comm_.rank()) : -1,
+  const int stage = run_.grid.stage(run_.server_of(comm_.rank()));
+  const TraceRank mine{.server = stage < 0,
+                       .stage = run_.is_pipeline() ? stage : -1,
+                       .tensor = run_.tensor > 1 ? run_.tensor_index(comm_.rank()) : -1,
                        .clock_offset_s = before_.offset_s,
                        .clock_drift = clock.drift(),
                        .clock_uncertainty_s = clock.uncertainty_s()};

@@ -11,7 +11,7 @@
 #include "distca/comm/clock_offset.h"
 #include "distca/comm/communicator.h"
 #include "distca/config/config.h"
-#include "distca/plan/pipeline/ticks.h"
+#include "distca/config/run_grid.h"
 #include "distca/trace/chrome.h"
 #include "distca/trace/recorder.h"
 
@@ -24,10 +24,11 @@ void check_trace(const Config& config);
 /// The traced steps of one run.
 class StepTracer {
  public:
-  /// `grid`: the stage of each rank. With one stage, the file says nothing of stages.
+  /// `run`: the stage of each rank, and its index in its server. The file says nothing of either
+  /// where there is only one.
   /// `goes_on_after`: the step of the checkpoint that a resumed run goes on from, else 0. Steps are
   /// counted from there, and none is traced where too few are left.
-  StepTracer(const Config& config, Communicator& comm, const Grid& grid, int64_t goes_on_after);
+  StepTracer(const Config& config, Communicator& comm, const RunGrid& run, int64_t goes_on_after);
 
   /// Call it before every step.
   void begin_step(int64_t step);
@@ -49,7 +50,7 @@ class StepTracer {
 
   const Config& config_;
   Communicator& comm_;
-  const Grid grid_;
+  const RunGrid run_;
   const int64_t first_, last_;  // steps to be traced; both are 0 if there are none
   TraceRecorder recorder_;
   bool tracing_ = false;

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/tags.h"
@@ -21,8 +22,15 @@ int64_t begin_of(std::span<const int64_t> counts, int index) {
 }  // namespace
 
 TensorMessages::TensorMessages(const Program& program, const ExchangeBuffers& buffers,
-                               Communicator& comm, const LlamaConfig& model)
-    : program_(program), buffers_(buffers), comm_(comm), model_(model), under_way_(program, comm) {}
+                               Communicator& comm, const LlamaConfig& model,
+                               TraceRecorder* recorder)
+    : program_(program),
+      buffers_(buffers),
+      model_(model),
+      under_way_(program, comm),
+      of_loss_(comm, kTracedTags + 3 * kTracedTagsEach) {
+  if (comm.cuda_device() < 0) of_loss_.set_recorder(recorder);
+}
 
 /// No rows lie nowhere.
 at::Tensor TensorMessages::view(int32_t buffer, int64_t rows, int64_t columns) const {
@@ -108,8 +116,11 @@ void TensorMessages::exchange(const at::Tensor& all, std::span<const int64_t> co
   }
   for (const Message& message : sends) bytes_.sent += message.bytes;
   for (const Message& message : receives) bytes_.received += message.bytes;
-  if (!sends.empty() || !receives.empty())
-    comm_.exchange(sends, receives, "the loss of divided rows")->wait();
+  if (sends.empty() && receives.empty()) return;
+  const auto issued = of_loss_.exchange(sends, receives, "loss rows");
+  const Stopwatch watch;
+  issued->wait();
+  if (of_loss_.cuda_device() < 0) loss_waited_s_ += watch.seconds();
 }
 
 at::Tensor TensorMessages::gather_rows(const at::Tensor& rows, std::span<const int64_t> counts) {

@@ -14,6 +14,7 @@
 #include <span>
 
 #include "distca/comm/communicator.h"
+#include "distca/comm/traced.h"
 #include "distca/model/tensor_phases.h"
 #include "distca/program/program.h"
 #include "distca/runtime/exchange_buffers.h"
@@ -25,9 +26,10 @@ namespace distca {
 class TensorMessages final : public TensorLoss {
  public:
   /// Borrows all of them but the model's shape. The buffers must have been prepared for the
-  /// program.
+  /// program. The executor records the messages of the program, `recorder` those of the loss; null
+  /// records none, and so does a CUDA device, whose time the host does not know.
   TensorMessages(const Program& program, const ExchangeBuffers& buffers, Communicator& comm,
-                 const LlamaConfig& model);
+                 const LlamaConfig& model, TraceRecorder* recorder);
 
   /// Copies this rank's rows [r, C] to where a kGatherRows sends them from. `second` has the other
   /// half of pairs.
@@ -50,6 +52,8 @@ class TensorMessages final : public TensorLoss {
   at::Tensor sum_rows(const at::Tensor& parts, std::span<const int64_t> counts) override;
 
   const ExchangeBytes& bytes() const { return bytes_; }
+  /// How long the loss has waited for messages. On a CUDA device it is 0, because the device waits.
+  double loss_waited_s() const { return loss_waited_s_; }
 
  private:
   at::Tensor view(int32_t buffer, int64_t rows, int64_t columns) const;
@@ -60,10 +64,11 @@ class TensorMessages final : public TensorLoss {
 
   const Program& program_;
   const ExchangeBuffers& buffers_;
-  Communicator& comm_;
   const LlamaConfig model_;
   MessagesUnderWay under_way_;
+  TracedCommunicator of_loss_;
   ExchangeBytes bytes_;
+  double loss_waited_s_ = 0;
 };
 
 }  // namespace distca

@@ -31,7 +31,6 @@ TensorNanoPhases::TensorNanoPhases(const Llama& model, StepAttention& attention,
   ids_ = tensor(tokens.ids);
   targets_ = tensor(tokens.targets);
   positions_ = tensor(tokens.positions);
-  rope_ = model_.rope(positions_);
   if (at::GradMode::is_enabled() && model.stage().is_first())
     own_ids_ = phases_.own_ids(tokens.ids);
 }
@@ -45,7 +44,10 @@ std::shared_ptr<const Llama::Rope> TensorNanoPhases::rope_of(int64_t begin, int6
   return count == chunks_.rows ? rope_ : model_.part_of(*rope_, begin, count);
 }
 
-void TensorNanoPhases::begin(const at::Tensor& x) { x_ = x; }
+void TensorNanoPhases::begin(const at::Tensor& x) {
+  x_ = x;
+  rope_ = model_.rope(positions_);
+}
 at::Tensor TensorNanoPhases::take_output() { return std::exchange(x_, at::Tensor()); }
 void TensorNanoPhases::begin_backward(const at::Tensor& d_output) { gradient_ = d_output; }
 at::Tensor TensorNanoPhases::take_gradient() {
@@ -87,7 +89,7 @@ void TensorNanoPhases::land(const Op& op) {
   if (op.pass == Pass::kBackward) {
     d_normed_ = sum;
   } else if (op.of_phase == OpKind::kEmbed) {
-    x_ = sum;
+    begin(sum);
   } else if (op.of_phase == OpKind::kOutProjection) {
     Layer& l = layers_[op.layer];
     l.m = l.x + sum;
@@ -148,9 +150,11 @@ void TensorNanoPhases::play_backward(const Op& op) {
       post_attention_backward(op);
       break;
     case OpKind::kMlpNorm:
-      l.d_m = phases_.norm_backward(op.layer, Branch::kMlp, l.m, l.mlp_factors, d_normed_);
-      l.d_m = l.d_m + std::exchange(gradient_, at::Tensor());  // by the residual
-      d_normed_.reset();
+      l.d_m = phases_.norm_backward(op.layer, Branch::kMlp, l.m, l.mlp_factors,
+                                    std::exchange(d_normed_, at::Tensor()));
+      l.d_m.add_(std::exchange(gradient_, at::Tensor()));  // by the residual
+      l.m.reset();
+      l.mlp_factors.reset();
       break;
     case OpKind::kOutProjection:
       out_projection_backward(op);
@@ -159,9 +163,9 @@ void TensorNanoPhases::play_backward(const Op& op) {
       pre_attention_backward(op);
       break;
     case OpKind::kAttentionNorm:
-      gradient_ = l.d_m + phases_.norm_backward(op.layer, Branch::kAttention, l.x,
-                                                l.attention_factors, d_normed_);
-      d_normed_.reset();
+      gradient_ = phases_.norm_backward(op.layer, Branch::kAttention, l.x, l.attention_factors,
+                                        std::exchange(d_normed_, at::Tensor()));
+      gradient_.add_(l.d_m);
       l = {.left = std::move(l.left)};
       break;
     case OpKind::kWeightGradient:
@@ -257,10 +261,11 @@ void TensorNanoPhases::pre_attention_backward(const Op& op) {
   at::Tensor dq, dk, dv;
   attention_.take_gradients(nano_batch_, op.layer, &dq, &dk, &dv);
   const at::Tensor h = messages_.rows(op, /*second=*/true), parts = messages_.parts(op);
-  if (l.pre.empty()) projections(op.layer, h, &l.pre);  // servers have got Q, K and V again
   chunks_.for_each([&](int64_t begin, int64_t count) {
     const std::shared_ptr<Llama::PreAttention> kept =
-        std::exchange(l.pre[begin / chunks_.at_once], nullptr);
+        l.pre.empty()
+            ? phases_.projections_again(op.layer, h.narrow(0, begin, count), *rope_of(begin, count))
+            : std::exchange(l.pre[begin / chunks_.at_once], nullptr);
     phases_.projections_backward(
         op.layer, *kept, *rope_of(begin, count), dq.narrow(0, begin, count),
         dk.narrow(0, begin, count), dv.narrow(0, begin, count), h.narrow(0, begin, count),

@@ -71,8 +71,9 @@ class Trainer {
         exit_time_(config, start.begin_s, batches_.num_validation() > 0, num_workers_),
         guard_(config.train.spike_factor),
         step_(config.model, weights_ ? &weights_->model : nullptr, comm, step_options(config)),
-        tracer_(config, comm, run_.grid, first_step_ - 1) {
-    summary_.num_workers = num_workers_;
+        tracer_(config, comm, run_, first_step_ - 1) {
+    summary_.num_workers = run_.grid.num_workers();
+    summary_.ranks_of_server = run_.tensor;
     summary_.goes_on_after = first_step_ - 1;
   }
 
@@ -324,7 +325,7 @@ class Trainer {
 
   /// Exchanges all ranks' figures of the step and adds them to `metrics`.
   void share(const StepResult& mine, const PlannedBatch& planned, StepMetrics* metrics) {
-    RankStep own = rank_step(config_, mine, planned, comm_.rank(), memory_, weights_.get());
+    RankStep own = rank_step(config_, mine, planned, memory_, weights_.get());
     own.outcome = outcome_;
     own.save = saver_->report();
     own.stop_signal = state_.stop_requested();

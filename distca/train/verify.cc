@@ -123,6 +123,7 @@ Played play(const Config& config, const DataBlend& data, const Batch& batch, int
 
 /// Returns the configuration of the same run on one worker that computes everything itself.
 Config alone(Config config) {
+  config.parallel.tensor_model_parallel_size = 1;
   config.parallel.pipeline_model_parallel_size = 1;
   config.parallel.pipeline_layers.clear();
   config.plan = {};

@@ -111,9 +111,9 @@ WorkerWeights::WorkerWeights(const Config& config, Communicator& comm, const Run
       model(config.model, run.stage_of(comm.rank()), static_cast<uint64_t>(config.train.seed),
             comm.cuda_device(), main_params_of(step_options(config))),
       optimizer(model, static_cast<uint64_t>(config.train.seed), config.optimizer, gradients),
-      group(comm.split(run.replicas_of(comm.rank()))),
+      group(comm.split(run.stage_ranks(comm.rank()))),
       whole_group(run.divides_model() ? comm.split_first(run.num_workers()) : nullptr),
-      workers(*group, kTracedTags + kTracedTagsEach, run.replicas_of(comm.rank())),
+      workers(*group, kTracedTags + kTracedTagsEach, run.stage_ranks(comm.rank())),
       all_workers(whole_group ? *whole_group : *group, kTracedTags + 2 * kTracedTagsEach) {}
 
 void WorkerWeights::set_recorder(TraceRecorder* recorder) {

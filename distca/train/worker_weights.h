@@ -34,7 +34,7 @@ struct WorkerWeights {
   std::shared_ptr<const GradientExchange> gradients;
   Llama model;  // the rank's stage of it
   Optimizer optimizer;
-  std::unique_ptr<Communicator> group;        // the ranks that hold the same weights
+  std::unique_ptr<Communicator> group;        // the ranks of the stage
   std::unique_ptr<Communicator> whole_group;  // all workers, null where each holds the whole model
   TracedCommunicator workers;                 // `group`, traced
   /// All ranks that hold weights, traced.

@@ -65,7 +65,7 @@ TEST(WorkerWeights, of_all_stages_come_to_rank_0_as_the_main_params_are) {
             if (weights == nullptr) return;
             EXPECT_EQ(weights->all_stages() != nullptr, run.divides_model());
             EXPECT_EQ(weights->all_workers.size(), way.workers());
-            EXPECT_EQ(weights->workers.size(), way.replicas);
+            EXPECT_EQ(weights->workers.size(), way.replicas * way.tensor);
             testing::set_known_state(*weights);
             const std::vector<at::Tensor> all = gather_trained_weights(*weights, run);
             EXPECT_EQ(all.empty(), comm.rank() > 0);

@@ -30,6 +30,7 @@ SETTINGS = {
     "checkpoint.every_steps": (1, 2, 3), "checkpoint.keep_last": (0, 1, 2), "checkpoint.keep_every": (2,),
     "checkpoint.async": ("false",), "checkpoint.grace_s": (60,),
     "comm.backend": ("gloo", "threads", "threads"), "comm.timeout_s": (300,), "comm.startup_timeout_s": (300,), "comm.grace_s": (1,),
+    "parallel.tensor_model_parallel_size": (1, 2, 2, 4), "parallel.sequence_parallel": ("false",),
     "parallel.pipeline_model_parallel_size": (1, 2, 3, 4), "parallel.pipeline_schedule": ("1f1b", "mixed"),
     "parallel.outstanding_weight_gradients": (0, 2),
     "parallel.use_distributed_optimizer": ("true",), "parallel.overlap_grad_reduce": ("false",),
@@ -129,12 +130,13 @@ class Chain:
                 chosen["parallel.pipeline_layers"] = ",".join(str(b - a) for a, b in zip(cuts, cuts[1:]))
         else:
             chosen.pop("parallel.pipeline_model_parallel_size", None)
-        workers = stages * draw.choice((1, 1, 2, 2, 3, 4, 7) if stages == 1 else (1, 1, 2))
+        tensor = chosen.get("parallel.tensor_model_parallel_size", 1)
+        workers = stages * draw.choice((1, 1, 2, 2, 3, 4, 7) if stages * tensor == 1 else (1, 1, 2))
         if draw.random() < 0.2:
-            servers = workers + chosen.get("servers.dedicated", 0)
+            servers = workers + chosen.get("servers.dedicated", 0) // tensor
             chosen["servers.capacity"] = ",".join(str(draw.choice((0, 1, 50, 100))) for _ in range(servers))
         chosen.setdefault("comm.backend", "threads")
-        return workers, chosen
+        return workers * tensor, chosen
 
     def train(self, run_folder, end, settings, workers=1, source=None):
         """Trains up to a step; goes on from `source`, a run or a checkpoint."""
