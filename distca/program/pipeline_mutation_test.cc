@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "distca/program/pipeline_testing.h"
 #include "distca/program/validate/validate.h"
@@ -201,19 +200,19 @@ TEST(PipelineMutation, nothing_can_be_taken_from_sums_of_what_two_stages_tie) {
   }
 }
 TEST(PipelineMutation, nothing_can_be_taken_from_phases_that_ranks_divide) {
-  const std::pair<Order, int> waits[] = {
-      {Order::kAligned, 0}, {Order::kAligned, 1}, {Order::kMixed, 1}, {Order::kAtHome, 0}};
   for (const std::vector<int64_t>& layers : {std::vector<int64_t>{2}, {1, 2}}) {
     for (const OverlapName& overlap : kOverlaps) {
-      for (const auto& [order, outstanding] : waits) {
-        expect_all_found({.layers = layers,
-                          .lengths = uneven_lengths(3),
-                          .replicas = layers.size() == 1 ? 2 : 1,
-                          .tensor = 2,
-                          .overlap = overlap.overlap,
-                          .order = order,
-                          .outstanding = outstanding,
-                          .gradients = {.bucket_elements = 640, .ties = true}});
+      for (const Order order : {Order::kAligned, Order::kMixed, Order::kAtHome}) {
+        for (const int outstanding : {0, 1}) {
+          expect_all_found({.layers = layers,
+                            .lengths = uneven_lengths(3),
+                            .replicas = layers.size() == 1 ? 2 : 1,
+                            .tensor = 2,
+                            .overlap = overlap.overlap,
+                            .order = order,
+                            .outstanding = outstanding,
+                            .gradients = {.bucket_elements = 640, .ties = true}});
+        }
       }
     }
   }
