@@ -11,6 +11,7 @@
 #include "distca/base/integers.h"
 #include "distca/base/normal.h"
 #include "distca/comm/host_read.h"
+#include "distca/comm/vector_functions.h"
 #include "distca/model/llama_state.h"
 #include "distca/model/operators.h"
 #include "distca/model/rope_scaling.h"
@@ -50,6 +51,7 @@ Llama::Llama(const LlamaConfig& config, const Stage& stage, uint64_t seed, int c
              MainParams main_params)
     : state_(std::make_unique<State>(config, stage, cuda_device)) {
   config.check();
+  settle_vector_functions();
   State& s = *state_;
   s.weights = weight_table(config, stage);
   const WeightOffsets offsets = parameter_offsets(config, stage, main_params);

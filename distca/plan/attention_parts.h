@@ -37,8 +37,8 @@ inline constexpr int kSharesBeforeCombine = kAttentionShares / 2;
 /// Tasks are cut at multiples of so many query rows, counted from a task's first: blocks of kernels
 /// stay whole.
 inline constexpr int64_t kCutRows = 128;
-/// A share has at least so many pairs, or none, so that starting it costs little beside computing
-/// it. It was chosen by arithmetic, not measured on a GPU.
+/// A share has at least so many pairs, or none, so that starting it costs little of its time. The
+/// number was chosen by arithmetic, not measured on a GPU.
 inline constexpr int64_t kLeastSharePairs = int64_t{1} << 20;
 
 /// Some queries of a task.

@@ -12,6 +12,7 @@
 #include "distca/base/integers.h"
 #include "distca/comm/as_on_device.h"
 #include "distca/comm/aten_types.h"
+#include "distca/comm/vector_functions.h"
 #include "distca/kernels/mask_parts.h"
 #include "distca/kernels/merge.h"
 #include "distca/kernels/rows.h"
@@ -78,7 +79,9 @@ struct Call {
         accumulator(kernels::accumulator_type(call_type)),
         group(call_shape.num_heads / call_shape.num_kv_heads),
         device(aten_device(cuda_device)),
-        device_guard(device) {}
+        device_guard(device) {
+    settle_vector_functions();
+  }
 
   at::TensorOptions options(ScalarType scalar) const {
     return at::TensorOptions(device).dtype(aten_type(scalar));

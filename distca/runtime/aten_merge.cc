@@ -6,6 +6,7 @@
 
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
+#include "distca/comm/vector_functions.h"
 #include "distca/kernels/rows.h"
 
 namespace distca {
@@ -31,6 +32,7 @@ void aten_merge(const RowShape& shape, ScalarType type, std::span<const Partial>
     lse_of(result).copy_(lse_of(parts[0]));
     return;
   }
+  settle_vector_functions();
   constexpr double kNoKey = -std::numeric_limits<double>::infinity();
   at::Tensor max = lse_of(parts[0]);
   for (const Partial& part : parts.subspan(1)) max = at::maximum(max, lse_of(part));
