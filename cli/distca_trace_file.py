@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import sys
 from collections import namedtuple
 
@@ -56,6 +57,7 @@ def integer(value, key):
 
 @functools.cache
 def operation_of(name, layer, nano_batch):
+    name = re.sub(r" \(part \d+\)", "", name)  # a share of core attention
     name = name.replace(f" layer {layer}", "", 1).replace(f" of nano-batch {nano_batch}", "", 1)
     return name.partition(" of bucket ")[0].partition(" of exchange ")[0]
 

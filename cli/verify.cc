@@ -81,7 +81,7 @@ Json to_json(const Config& config, const Verification& v) {
                {"dtype", long_name(config.model.dtype)},
                {"kernel", v.kernel},
                {"workers", v.num_workers},
-               {"dedicated_servers", config.servers.dedicated},
+               {"dedicated_servers", run_grid(config, v.num_workers).grid.dedicated},
                {"scheduler", config.plan.scheduler},
                {"overlap", overlap_name(config.train.overlap)},
                {"redispatched", v.redispatched},
@@ -96,7 +96,8 @@ Json to_json(const Config& config, const Verification& v) {
                {"loss_difference", difference_json(v.loss_difference)},
                {"gradients", Json::array()},
                {"other_replicas", v.other_ranks.replicas},
-               {"other_copies", v.other_ranks.copies}};
+               {"other_copies", v.other_ranks.copies},
+               {"other_partners", v.other_ranks.partners}};
   for (const Difference& gradient : v.gradients)
     json["gradients"].push_back(difference_json(gradient));
   return json;

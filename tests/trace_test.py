@@ -355,9 +355,15 @@ class Trace(unittest.TestCase):
             read = distca_trace_file.event_of(json.loads(json.dumps(line)))
             self.assertEqual((read.begin, read.end), (ns, ns + ns % 1001))
 
-    def test_names_of_operations_leave_layer_and_nano_batch_out(self):
+    def test_names_of_operations_leave_layer_nano_batch_and_part_out(self):
+        def operation(name, **args):
+            return distca_trace_file.event_of(event("compute", name, 0, 1, **args)).operation
+
         self.assertEqual(distca_trace_file.event_of(exchange("wait", 0, 1, [])).operation, "forward dispatch")
-        self.assertEqual(distca_trace_file.event_of(event("compute", "grad_reduce", 0, 1)).operation, "grad_reduce")
+        self.assertEqual(operation("grad_reduce"), "grad_reduce")
+        self.assertEqual(operation("forward layer 3 core_attention (part 12) of nano-batch 0", layer=3, nano_batch=0),
+                         "forward core_attention")
+        self.assertEqual(operation("backward core_attention (part 0) of exchange 2, layer step 1"), "backward core_attention")
 
     def test_ranks_with_other_steps_are_refused(self):
         events = two_ranks()

@@ -82,11 +82,17 @@ TEST_F(TensorTrainingTest, windows_that_differ_by_layer_have_plans_of_their_own)
 
 TEST_F(TensorTrainingTest, tied_embeddings_and_norms_of_heads_train_the_same_model) {
   expect_same({"model.model_type=qwen3", "model.tie_word_embeddings=true"},
-              {{"2x2", {.stages = 2, .more = {kZero}}}, {"4", {.tensor = 4}}});
+              {{"2x2", {.stages = 2, .more = {kZero}}},
+               // The two halves of 257 rows have 2 buckets and 1.
+               {"2x2_buckets", {.stages = 2, .more = {"parallel.bucket_mb=0.01"}}},
+               {"4", {.tensor = 4}}});
 }
 
+/// Documents are long enough that a part of core attention has some of a task's queries.
 TEST_F(TensorTrainingTest, processes_give_the_bits_of_threads_and_so_does_a_second_run) {
-  const Words grid = TensorGrid{.replicas = 2}.words();
+  const Words grid = joined(TensorGrid{.replicas = 2}.words(),
+                            {"batch.nano_batch_tokens=4096", "batch.max_document_tokens=4096",
+                             "model.max_position_embeddings=4096"});
   const Training threads = train_with("threads", joined(grid, {"comm.backend=threads"}));
   EXPECT_EQ(threads.validation.size(), 2u);
   expect_same_bits(train_with("processes", grid), threads);

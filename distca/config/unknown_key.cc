@@ -110,6 +110,7 @@ constexpr std::array kForeignNames = {
     ForeignName{"seq_len", "batch.max_document_tokens", kLongest},
     ForeignName{"seq_length", "batch.max_document_tokens", kLongest},
     ForeignName{"sequence_length", "batch.max_document_tokens", kLongest},
+    ForeignName{"tensor_parallel", "parallel.tensor_model_parallel_size"},
     ForeignName{"tensor_parallel_degree", "parallel.tensor_model_parallel_size"},
     ForeignName{"tensor_parallel_size", "parallel.tensor_model_parallel_size"},
     ForeignName{"torch_dtype", "model.dtype", kWords},

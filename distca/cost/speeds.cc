@@ -79,15 +79,13 @@ std::vector<int64_t> as_capacities(const std::vector<Wide>& shares) {
 }  // namespace
 
 Speeds assumed_speeds(const ModelShape& layers, int num_servers, const AttentionProfile* profile,
-                      Recompute recompute) {
+                      int64_t products_again) {
   const AttentionShape& shape = layers.attention;
   const int64_t q = shape.num_heads * shape.head_dim_qk;
   const int64_t o = shape.num_heads * shape.head_dim_v;
   const int64_t per_token = layer_products(layers);
   const int64_t per_pair = q + o;
-  // Forward, backward and, with kFull, forward again.
-  const Wide passes = recompute == Recompute::kFull ? 4 : 3;
-  const Wide token_flops = Wide{2} * passes * layers.num_layers * per_token;
+  const Wide token_flops = Wide{2} * (Wide{3} * per_token + products_again) * layers.num_layers;
   const Wide kload_flops = Wide{7} * layers.num_layers * per_pair * 1000;
   RankSpeed speed;
   if (profile == nullptr) {

@@ -40,11 +40,10 @@ struct Speeds {
 /// work runs at the rate of the profile's longest task. Without a profile, both run at
 /// kAssumedTflops (bf16 on one H200), and load is in pairs. The bandwidth is unknown.
 /// Counts: multiply-adds of the layers' matrix products and of core attention; backward is 2 and
-/// 2.5 times forward, and 3 and 2.5 with Recompute::kFull. Ignores: embedding, head and loss,
-/// norms, memory.
+/// 2.5 times forward, and computes `products_again` of each layer's products again
+/// (cost/stage_layers.h). Ignores: embedding, head and loss, norms, memory.
 Speeds assumed_speeds(const ModelShape& layers, int num_servers,
-                      const AttentionProfile* profile = nullptr,
-                      Recompute recompute = Recompute::kNone);
+                      const AttentionProfile* profile = nullptr, int64_t products_again = 0);
 inline constexpr int64_t kAssumedTflops = 300;
 
 /// Fills the gaps of measured speeds. A rank whose speed is unknown gets the mean of the known

@@ -229,6 +229,8 @@ TEST(StatedSpeeds, of_a_small_llama_counted_by_hand) {
     EXPECT_EQ(rank.attention_ps_per_kload, 1000 * pair_flops / kAssumedTflops);
   }
   EXPECT_EQ(speeds.bytes_per_us, 0);
+  EXPECT_EQ(assumed_speeds(small_llama(), 1, nullptr, 1000).ranks[0].linear_ps_per_token,
+            (token_flops + 2 * 2 * 1000) / kAssumedTflops);
 }
 
 TEST(StatedSpeeds, with_a_profile_take_its_times_and_its_rate) {

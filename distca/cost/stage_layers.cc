@@ -6,12 +6,27 @@
 
 namespace distca {
 
-int64_t layer_products(const ModelShape& model) {
+namespace {
+
+int64_t projection_products(const ModelShape& model) {
   const AttentionShape& shape = model.attention;
-  const int64_t q = shape.num_heads * shape.head_dim_qk;
-  const int64_t kv = shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v);
-  const int64_t o = shape.num_heads * shape.head_dim_v;
-  return model.hidden_size * (q + kv + o) + 3 * model.hidden_size * model.intermediate_size;
+  return model.hidden_size * (shape.num_heads * shape.head_dim_qk +
+                              shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v));
+}
+
+}  // namespace
+
+int64_t layer_products(const ModelShape& model) {
+  const int64_t o = model.attention.num_heads * model.attention.head_dim_v;
+  return projection_products(model) + model.hidden_size * (o + 3 * model.intermediate_size);
+}
+
+int64_t products_again(const ModelShape& model, Recompute recompute, bool keys_travel_again) {
+  if (recompute != Recompute::kFull) return 0;
+  if (model.tensor_ranks == 1) return layer_products(model);
+  const bool projects = !keys_travel_again || model.has_qk_norm;
+  return 2 * model.hidden_size * model.intermediate_size +
+         (projects ? projection_products(model) : 0);
 }
 
 int64_t head_products(const ModelShape& model) { return model.hidden_size * model.vocab_size; }

@@ -13,6 +13,10 @@ namespace distca {
 /// attention is left out.
 int64_t layer_products(const ModelShape& model);
 int64_t head_products(const ModelShape& model);
+/// Multiply-adds of a layer's products that backward computes again, under Recompute::kFull. Where
+/// ranks divide layers, they are those of gate and up, and the projections' only if homes do not
+/// keep Q, K, V (`keys_travel_again`, as in llama_memory) or norm Q and K.
+int64_t products_again(const ModelShape& model, Recompute recompute, bool keys_travel_again);
 
 /// [stage] The layers of a model, divided so that the matrix products of the stages are as even as
 /// can be, with the head on the last one; every stage has at least one layer. Of equal divisions,

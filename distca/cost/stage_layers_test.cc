@@ -41,5 +41,21 @@ TEST(stage_layers, the_head_of_llama_8b_counts_as_2_4_layers) {
   EXPECT_EQ(counts(model_of(4, 128256), 4), (std::vector<int64_t>{1, 1, 1, 1}));
 }
 
+TEST(stage_layers, ranks_that_divide_layers_compute_less_of_them_again) {
+  ModelShape llama = model_of(32, 0);
+  EXPECT_EQ(products_again(llama, Recompute::kNone, true), 0);
+  EXPECT_EQ(products_again(llama, Recompute::kSelective, true), 0);
+  EXPECT_EQ(products_again(llama, Recompute::kFull, true), layer_products(llama));
+  llama.tensor_ranks = 2;
+  const int64_t gate_and_up = 2 * llama.hidden_size * llama.intermediate_size;
+  EXPECT_EQ(products_again(llama, Recompute::kFull, true), gate_and_up);
+  const int64_t output = llama.hidden_size * llama.attention.num_heads * llama.attention.head_dim_v;
+  const int64_t projections = layer_products(llama) - gate_and_up * 3 / 2 - output;
+  EXPECT_GT(projections, 0);
+  EXPECT_EQ(products_again(llama, Recompute::kFull, false), gate_and_up + projections);
+  llama.has_qk_norm = true;
+  EXPECT_EQ(products_again(llama, Recompute::kFull, true), gate_and_up + projections);
+}
+
 }  // namespace
 }  // namespace distca

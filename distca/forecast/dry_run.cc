@@ -65,7 +65,7 @@ Shown shown_ranks(const RunGrid& grid, const DryRun& run) {
 
 std::string column_name(const RunGrid& grid, int rank) {
   const int stage = grid.grid.stage(grid.server_of(rank));
-  if (stage < 0) return fmt::format("server {}", rank);
+  if (stage < 0) return fmt::format("{} {}", grid.tensor == 1 ? "server" : "serving rank", rank);
   return grid.is_pipeline() ? fmt::format("stage {}", stage) : fmt::format("worker {}", rank);
 }
 

@@ -14,10 +14,12 @@ namespace distca {
 namespace {
 
 /// The share of a phase's forward that its backward does again under full recomputation. Ranks that
-/// divide layers gather what the projections have read, and compute gate and up alone.
+/// divide layers gather what the projections have read, and compute gate and up; the projections
+/// only where Q and K are normed.
 double share_again(const Config& config, const Op& op) {
   if (config.train.recompute != Recompute::kFull || op.pass == Pass::kForward) return 0;
-  if (config.tensor_ranks() > 1) return op.kind == OpKind::kPostAttention ? 2. / 3 : 0;
+  if (config.tensor_ranks() > 1 && op.kind == OpKind::kPostAttention) return 2. / 3;
+  if (config.tensor_ranks() > 1 && !config.model.has_qk_norm()) return 0;
   return op.kind == OpKind::kPreAttention || op.kind == OpKind::kPostAttention ? 1 : 0;
 }
 

@@ -21,13 +21,15 @@ PlanRequest stage_request(const Config& config, const NanoBatch& nano_batch, con
   return request;
 }
 
-/// [ranks] Of the rank's own layers. Attention is that of all layer steps of a tick, which are
+/// [servers] Of the server's own layers. Attention is that of all layer steps of a tick, which are
 /// those of the largest stage.
 std::vector<RankSpeed> assumed_stage_speeds(const Config& config, const RunGrid& run) {
   ModelShape model = config.rank_shape();
   const auto speed_of = [&](int64_t layers) {
     model.num_layers = layers;
-    return assumed_speeds(model, 1, config.attention_profile.get(), config.train.recompute)
+    return assumed_speeds(model, 1, config.attention_profile.get(),
+                          products_again(model, config.train.recompute,
+                                         /*keys_travel_again=*/true))
         .ranks[0];
   };
   const int64_t most = std::ranges::max_element(run.layers, {}, &Range::size)->size();
@@ -129,7 +131,10 @@ std::shared_ptr<const PipelineParts> plan_pipeline(const Config& config, const B
       pairs && batch.size() > 1 ? BalanceTarget::kWhole : BalanceTarget::kAttention;
   request.speeds = assumed_stage_speeds(config, run);
   request.ends = assumed_embedding_head_time(config, run, trains);
-  request.recompute = config.train.recompute;
+  const ModelShape shape = config.rank_shape();
+  request.products = layer_products(shape);
+  request.products_again =
+      products_again(shape, config.train.recompute, /*keys_travel_again=*/true);
   request.outstanding_weight_gradients =
       static_cast<int>(config.parallel.outstanding_weight_gradients);
   request.in_place = config.servers.in_place;

@@ -12,6 +12,7 @@
 #include "distca/base/error.h"
 #include "distca/base/hash.h"
 #include "distca/config/run_grid.h"
+#include "distca/cost/stage_layers.h"
 #include "distca/cost/task_price.h"
 #include "distca/forecast/plan_pipeline.h"
 #include "distca/plan/accounting.h"
@@ -23,20 +24,30 @@
 namespace distca {
 namespace {
 
-std::vector<int64_t> capacities(const Config& config, const PlanRequest& request, int num_workers,
-                                const Speeds& speeds) {
-  std::vector<int64_t> given = checked_capacities(config, num_workers);
+bool redispatches(const Config& config) {
+  return config.exchange.keys == Config::Exchange::Keys::kRedispatch;
+}
+
+/// The speeds of servers where nothing was measured.
+Speeds stated_speeds(const Config& config, int num_servers, bool redispatched) {
+  const ModelShape layers = config.rank_shape();
+  return assumed_speeds(layers, num_servers, config.attention_profile.get(),
+                        products_again(layers, config.train.recompute, redispatched));
+}
+
+std::vector<int64_t> capacities(const Config& config, const PlanRequest& request,
+                                int cluster_workers, const Speeds& speeds) {
+  std::vector<int64_t> given = checked_capacities(config, cluster_workers);
   if (!given.empty()) return given;
-  const int num_servers = distca::num_servers(config, num_workers);
+  const int num_servers = distca::num_servers(config, cluster_workers);
   const TaskPrice price(request.shape, request.profile.get());
   const int64_t load = load_of(request.nano_batch, price);
   const Speeds known = config.servers.reweight && !speeds.ranks.empty()
                            ? speeds
-                           : assumed_speeds(config.rank_shape(), num_servers, request.profile.get(),
-                                            config.train.recompute);
-  const int64_t tokens = request.nano_batch.num_tokens() / num_workers;
+                           : stated_speeds(config, num_servers, redispatches(config));
+  const int64_t tokens = request.nano_batch.num_tokens() / cluster_workers;
   return even_capacities(
-      work_of_step(known, num_workers, num_servers, config.servers.in_place, tokens),
+      work_of_step(known, cluster_workers, num_servers, config.servers.in_place, tokens),
       config.pairs_nano_batches() ? BalanceTarget::kWhole : BalanceTarget::kAttention, load);
 }
 
@@ -95,25 +106,24 @@ int64_t room_beside(const std::vector<RankMemory>& memory, const Plan& plan, int
 
 }  // namespace
 
-std::vector<int64_t> checked_capacities(const Config& config, int num_workers) {
+std::vector<int64_t> checked_capacities(const Config& config, int cluster_workers) {
   std::vector<int64_t> given = config.servers.capacity;
-  const int servers = num_servers(config, num_workers), ranks = config.tensor_ranks();
-  DISTCA_THROW_IF(
-      !given.empty() && given.size() != static_cast<size_t>(servers), ErrorKind::kConfig,
-      "servers.capacity = {}: {} numbers for {} servers{} ({} workers, then {} dedicated)",
-      fmt::join(given, ","), given.size(), servers,
-      ranks > 1 ? fmt::format(", each of {} ranks", ranks) : "", num_workers,
-      servers - num_workers);
+  const int servers = num_servers(config, cluster_workers), ranks = config.tensor_ranks();
+  DISTCA_THROW_IF(!given.empty() && given.size() != static_cast<size_t>(servers),
+                  ErrorKind::kConfig,
+                  "servers.capacity = {}: {} numbers for {} servers{} ({} {}, then {} dedicated)",
+                  fmt::join(given, ","), given.size(), servers,
+                  ranks > 1 ? fmt::format(", each of {} ranks", ranks) : "", cluster_workers,
+                  ranks > 1 ? "with tokens" : "workers", servers - cluster_workers);
   return given;
 }
 
-LayerTimeOptions layer_time_options(const Config& config, int num_workers, const Speeds& speeds,
+LayerTimeOptions layer_time_options(const Config& config, int cluster_workers, const Speeds& speeds,
                                     bool redispatched) {
   const ModelShape layers = config.rank_shape();
   LayerTimeOptions options;
   options.speeds = fill_in_speeds(
-      speeds, assumed_speeds(layers, num_servers(config, num_workers),
-                             config.attention_profile.get(), config.train.recompute));
+      speeds, stated_speeds(config, num_servers(config, cluster_workers), redispatched));
   if (config.plan.bandwidth_mb_per_s > 0) {
     options.speeds.bytes_per_us = config.plan.bandwidth_mb_per_s;
   }
@@ -124,7 +134,7 @@ LayerTimeOptions layer_time_options(const Config& config, int num_workers, const
   return options;
 }
 
-PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers,
+PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int cluster_workers,
                          const Speeds& speeds, size_t window) {
   PlanRequest request;
   request.nano_batch = nano_batch;
@@ -134,14 +144,13 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
     request.options.tolerance_ppm = std::llround(*share * 1e6);
   request.profile = config.attention_profile;
   Cluster& cluster = request.cluster;
-  cluster.num_workers = num_workers;
-  cluster.capacity = capacities(config, request, num_workers, speeds);
+  cluster.num_workers = cluster_workers;
+  cluster.capacity = capacities(config, request, cluster_workers, speeds);
   cluster.ranks_per_node = static_cast<int>(config.cluster.ranks_per_node) / config.tensor_ranks();
   if (cluster.ranks_per_node > 0)
     cluster.inside.bytes_per_us = kInsideOverBetween * cluster.between.bytes_per_us;
   cluster.max_tokens_per_worker = config.plan.max_tokens_per_worker;
-  cluster.memory =
-      memory_price(config, config.exchange.keys == Config::Exchange::Keys::kRedispatch, window);
+  cluster.memory = memory_price(config, redispatches(config), window);
   cluster.max_memory_bytes =
       std::llround(config.plan.max_memory_gib * 0x1p30) / nano_batches_at_once(config);
   return request;
@@ -177,25 +186,23 @@ Error beyond_cap(const Config& config, bool redispatched, int64_t bytes, const c
 }
 
 /// Plans a batch where there is one stage.
-BatchPlans plan_one_stage(const Config& config, const Batch& batch, int num_workers,
+BatchPlans plan_one_stage(const Config& config, const Batch& batch, int cluster_workers,
                           const Speeds& speeds) {
   const size_t num_windows = config.model.windows().size();
   std::vector<PlanRequest> requests;
   for (const NanoBatchSource& source : batch) {
     for (size_t window = 0; window < num_windows; ++window)
-      requests.push_back(plan_request(config, source.nano_batch, num_workers, speeds, window));
+      requests.push_back(plan_request(config, source.nano_batch, cluster_workers, speeds, window));
   }
   const bool is_given = config.plan.max_memory_gib > 0;
   const int64_t cap = requests.empty() ? 0
                       : is_given       ? requests[0].cluster.max_memory_bytes
                                        : config.device_cap_bytes / nano_batches_at_once(config);
   for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
-  BatchPlans result{.plans = {},
-                    .redispatched = config.exchange.keys == Config::Exchange::Keys::kRedispatch,
-                    .num_windows = num_windows};
+  BatchPlans result{.plans = {}, .redispatched = redispatches(config), .num_windows = num_windows};
   const auto planned = [&] {
     return plan_all(config, requests, num_windows,
-                    layer_time_options(config, num_workers, speeds, result.redispatched));
+                    layer_time_options(config, cluster_workers, speeds, result.redispatched));
   };
   result.plans = planned();
   const bool fits = cap == 0 || most_bytes(batch_memory(result.plans)) <= cap;

@@ -107,8 +107,7 @@ double ProgramWalk::partial_bytes(const Op& op) const {
     const ServerTask& task = exchange.rows.tasks[i];
     if (task.partial) rows += task.q.tokens;
   };
-  if (const AttentionPart* const part = program_.part_of(op);
-      part != nullptr && op.nano_batch >= 0) {
+  if (const AttentionPart* const part = program_.part_of(op); part != nullptr && !only_serves(op)) {
     for (const TaskPiece& piece : part->pieces) {
       if (piece.queries.begin == 0) add(piece.task);
     }
@@ -118,14 +117,26 @@ double ProgramWalk::partial_bytes(const Op& op) const {
   return static_cast<double>(rows) * (row_.q / row_.type * row_.wide + row_.head);
 }
 
+/// Merging the parts of received rows, for which this rank has several tasks: O of a part,
+/// weighted, and their sum.
+double ProgramWalk::merge_bytes(const Op& op) const {
+  int64_t most = 0;
+  for (const RowMerge& rows : program_.exchanges[op.exchange]->rows.merges) {
+    if (rows.buffer != 0 && rows.parts.size() > 1) most = std::max(most, rows.tokens);
+  }
+  return 2 * static_cast<double>(most) * row_.q / row_.type * row_.wide;
+}
+
 /// Operators of a part take no more than those of all tasks, which is what is counted.
 void ProgramWalk::core_attention(const Op& op) {
-  const auto operators = static_cast<double>(
+  const bool is_forward = op.pass == Pass::kForward;
+  const auto of_kernel = static_cast<double>(
       of_attention_.empty() ? 0
                             : of_attention_[op.exchange][static_cast<size_t>(op.tasks)]
                                            [static_cast<size_t>(op.pass)]);
-  const double partials = op.pass == Pass::kForward ? partial_bytes(op) : 0;
-  if (op.nano_batch < 0) return ledger_.pass(kPhase, partials + operators);
+  const double operators = std::max(of_kernel, is_forward ? merge_bytes(op) : 0);
+  const double partials = is_forward ? partial_bytes(op) : 0;
+  if (only_serves(op)) return ledger_.pass(kPhase, partials + operators);
   Nano& nano = nanos_[op.nano_batch];
   ledger_.take(kPhase, partials);
   nano.partials += partials;

@@ -46,6 +46,10 @@ class ProgramWalk {
   /// A kSumRows, once it has landed.
   virtual void land_sum(const Op& op, Nano& nano) = 0;
 
+  /// Returns true if nothing that core attention takes stays with the nano-batch: it is another's.
+  bool only_serves(const Op& op) const {
+    return op.nano_batch < 0 || program_.stage.layers.empty();
+  }
   bool full() const { return recompute_ == Recompute::kFull; }
   /// Returns true if operators keep what their matrix products read.
   bool keeps_products() const { return recompute_ == Recompute::kNone; }
@@ -116,6 +120,7 @@ class ProgramWalk {
   void land(int32_t index);
   void core_attention(const Op& op);
   double partial_bytes(const Op& op) const;
+  double merge_bytes(const Op& op) const;
   /// dQ, dK, dV in the type in which they are summed.
   double sums() const { return row_.qkv() / row_.type * row_.wide; }
   /// Bytes of a row that are left of a layer: the gradient by its output, what the MLP's three

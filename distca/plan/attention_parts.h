@@ -37,8 +37,9 @@ inline constexpr int kSharesBeforeCombine = kAttentionShares / 2;
 /// Tasks are cut at multiples of so many query rows, counted from a task's first: blocks of kernels
 /// stay whole.
 inline constexpr int64_t kCutRows = 128;
-/// A share has at least so many pairs, or none, so that starting it costs little of its time. The
-/// number was chosen by arithmetic, not measured on a GPU.
+/// A share has at least so many pairs, or none, but for the last one before the combine and the
+/// last of all, so that starting it costs little of its time. The number was chosen by arithmetic,
+/// not measured on a GPU.
 inline constexpr int64_t kLeastSharePairs = int64_t{1} << 20;
 
 /// Some queries of a task.
@@ -60,7 +61,8 @@ int64_t pairs_of(const AttentionExchange& exchange, const TaskPiece& piece);
 
 class AttentionShares {
  public:
-  /// A share has `least_pairs` pairs or more, or none. Time: proportional to tasks and shares, but
+  /// A share has `least_pairs` pairs or more, or none (kLeastSharePairs says which may have fewer).
+  /// Time: proportional to tasks and shares, but
   /// for a logarithm of a task's rows.
   AttentionShares(const AttentionExchange& exchange, Pass pass,
                   int64_t least_pairs = kLeastSharePairs);

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "distca/base/error.h"
 #include "distca/plan/plan_batch_input.h"
 #include "distca/program/pipeline_testing.h"
 #include "distca/program/played_time.h"
@@ -279,6 +280,36 @@ TEST(CounterPhase, leaves_little_of_what_travels_in_servers_to_be_waited_for) {
       EXPECT_LE(ends, 1.01 * alone) << "nor does anything else take longer";
     }
   }
+}
+
+/// Two ranks of a server that gather rows twice; rank 1 in the other order if `crossed`.
+std::vector<Program> gathering_ranks(bool crossed) {
+  std::vector<Program> programs(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    Program& program = programs[rank];
+    program.stage.tensor = {.size = 2, .index = rank};
+    program.tensor_rows.resize(1);
+    program.tensor_rows[0].gather_sends.add(1 - rank, 64);
+    program.tensor_rows[0].gather_receives.add(1 - rank, 64);
+    for (const uint32_t place : {0, 1}) {
+      program.ops.push_back({.kind = OpKind::kGatherRows,
+                             .stream = Stream::kComm,
+                             .nano_batch = 0,
+                             .tag = crossed && rank == 1 ? 2 - place : 1 + place});
+    }
+  }
+  return programs;
+}
+
+TEST(PlayedTime, communications_that_end_in_order_may_wait_in_a_circle_which_is_a_check) {
+  const auto second = [](int, const Op&) { return 1.; };
+  const auto end_s = [&](bool crossed, Channels channels) {
+    return played_times(gathering_ranks(crossed), second, second, channels)[0].end_s;
+  };
+  EXPECT_EQ(end_s(false, Channels::kOne), 2);
+  EXPECT_EQ(end_s(false, Channels::kOfEach), 1);
+  EXPECT_EQ(end_s(true, Channels::kOfEach), 1);
+  EXPECT_THROW(end_s(true, Channels::kOne), CheckFailure);
 }
 
 /// The program with operation `from` at `to`.

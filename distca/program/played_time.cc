@@ -47,6 +47,7 @@ class PlayedStep {
       const Op* op;
       double at_s;
       std::optional<double> ended_s = std::nullopt;  // where there is one channel
+      bool is_asked = false;                         // true while ended() looks for what it follows
     };
     std::vector<Started> started;
     std::unordered_map<uint32_t, size_t> of_tag;
@@ -70,9 +71,19 @@ class PlayedStep {
 
   /// When a rank's communication, its number in order, is over; nothing if that is not known yet.
   std::optional<double> ended(size_t rank, size_t number) {
-    auto& [op, at_s, ended_s] = communications_[rank].started[number];
-    if (ended_s) return ended_s;
-    double begin = at_s;
+    Communications::Started& one = communications_[rank].started[number];
+    if (one.ended_s) return one.ended_s;
+    DISTCA_CHECK(!one.is_asked, "rank {}: communications wait for each other in a circle at {}",
+                 rank, describe(*one.op));
+    one.is_asked = true;
+    one.ended_s = end_in_order(rank, number, one);
+    one.is_asked = false;
+    return one.ended_s;
+  }
+
+  std::optional<double> end_in_order(size_t rank, size_t number,
+                                     const Communications::Started& one) {
+    double begin = one.at_s;
     const auto follows = [&](size_t other, size_t place) {
       if (place == 0) return true;
       const std::optional<double> before = ended(other, place - 1);
@@ -80,16 +91,17 @@ class PlayedStep {
       return before.has_value();
     };
     if (!follows(rank, number)) return std::nullopt;
-    for (const MessageList* list : {&programs_[rank].sends(*op), &programs_[rank].receives(*op)}) {
+    const Op& op = *one.op;
+    for (const MessageList* list : {&programs_[rank].sends(op), &programs_[rank].receives(op)}) {
       for (const PeerMessage& message : list->messages) {
-        const auto peer = static_cast<size_t>(programs_[rank].rank_of(*op, message.peer));
+        const auto peer = static_cast<size_t>(programs_[rank].rank_of(op, message.peer));
         const Communications& its = communications_[peer];
-        const auto found = its.of_tag.find(op->tag);
+        const auto found = its.of_tag.find(op.tag);
         if (found == its.of_tag.end() || !follows(peer, found->second)) return std::nullopt;
         begin = std::max(begin, its.started[found->second].at_s);
       }
     }
-    return ended_s = begin + message_s_(static_cast<int>(rank), *op);
+    return begin + message_s_(static_cast<int>(rank), op);
   }
 
   /// Plays the rank's next operation, unless it waits for what has not been sent.

@@ -116,8 +116,9 @@ ProgramBuilder::ProgramBuilder(const ProgramRequest& request, int slots, Waiting
   program_.num_nano_batches = part_.num_nano_batches;
   program_.p2p_messages = part_.p2p_messages;
   program_.server = request.server;
-  const size_t buckets = request.gradients ? request.gradients->buckets.size() : 0;
-  DISTCA_CHECK_LT(last_p2p_tag() + 2 * static_cast<int64_t>(buckets), first_tensor_tag());
+  const size_t groups = request.gradients ? request.gradients->groups.size() : 0;
+  DISTCA_CHECK_LT(last_p2p_tag() + 2 * static_cast<int64_t>(groups) * kMostBuckets,
+                  first_tensor_tag());
   add_tensor_rows();
   count_phases();
 }

@@ -30,17 +30,11 @@ void ProgramBuilder::count_phases() {
   for (const PhaseGradients& phase : request_.gradients->phases)
     phase_elements_.emplace(std::pair(phase.phase, phase.layer), phase.elements);
   const std::vector<GradientBucket>& buckets = request_.gradients->buckets;
-  // All ranks that share a bucket give it the same tags, though it is another one of all buckets
-  // of each.
-  std::vector<int> numbers(request_.gradients->groups.size(), 0);
-  for (const GradientBucket& bucket : buckets) {
-    for (size_t group = 0; group < numbers.size(); ++group) {
-      const bool is_before = group == 0
-                                 ? bucket.is_shared()
-                                 : bucket.is_shared() && bucket.group < static_cast<int>(group);
-      numbers[group] += is_before ? 1 : 0;
-    }
-  }
+  // All ranks that share a bucket give it the same tags, however many buckets each of them has that
+  // it shares with others: each group has tags of its own.
+  std::vector<int> numbers(request_.gradients->groups.size());
+  for (size_t group = 0; group < numbers.size(); ++group)
+    numbers[group] = static_cast<int>(group) * static_cast<int>(kMostBuckets);
   for (const GradientBucket& bucket : buckets) {
     const auto phases = std::ranges::count_if(
         request_.gradients->phases,

@@ -27,16 +27,6 @@ std::vector<LocalTokens> tokens_of(const Config& config, const DataBlend& data, 
   return tokens;
 }
 
-/// Tokens and load of workers -> those of ranks, each of which has its worker's.
-PackedWork of_ranks(const PackedWork& packed, int ranks_of_worker) {
-  PackedWork result;
-  for (const std::vector<RankSample>& together : packed) {
-    std::vector<RankSample>& ranks = result.emplace_back();
-    for (const RankSample& worker : together) ranks.insert(ranks.end(), ranks_of_worker, worker);
-  }
-  return result;
-}
-
 /// This rank's program, checked; `validate_s`: what that took.
 Program checked_program(const Config& config, const BatchPlans& plans, const StepBatch& batch,
                         int rank, int num_workers,
@@ -70,10 +60,10 @@ PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepB
   std::vector<RankSample> work;
   add_plan_figures(config, batch, plans, num_workers, &planned.figures, &work);
   const bool trains = step_batch.kind == ProgramRequest::Kind::kTrain;
-  if (trains && config.plan.scheduler != "local" && plans.num_windows == 1) {
-    planned.figures.packed = of_ranks(
-        packed_work(plans.plans, config.attention_profile, config.pairs_nano_batches() ? 2 : 1),
-        run.tensor);
+  // Ranks that divide layers would wait for each other under plain packing as well.
+  if (trains && config.plan.scheduler != "local" && plans.num_windows == 1 && run.tensor == 1) {
+    planned.figures.packed =
+        packed_work(plans.plans, config.attention_profile, config.pairs_nano_batches() ? 2 : 1);
   }
   const int server = run.server_of(rank);
   planned.work = work[server];

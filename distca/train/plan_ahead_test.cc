@@ -156,30 +156,15 @@ TEST_F(PlanBatchTest, what_plain_packing_would_do_is_said_where_it_is_another_pl
   EXPECT_THAT(plan(2)[0].figures.packed, IsEmpty());
 }
 
-TEST_F(PlanBatchTest, each_rank_of_a_server_has_what_plain_packing_would_give_the_server) {
-  const std::vector<RankSample> servers = plan(2)[0].figures.packed.at(0);
+/// Plain packing would have their gathers and sums, too, whose waits no estimate knows.
+TEST_F(PlanBatchTest, ranks_that_divide_layers_get_no_estimate_of_plain_packing) {
   config_.parallel.tensor_model_parallel_size = 2;
-  EXPECT_THAT(plan(2)[0].figures.packed, IsEmpty()) << "one server";
   const std::vector<PlannedBatch> ranks = plan(4);
-  std::vector<RankSample> measured;
-  for (const PlannedBatch& rank : ranks) {
-    const std::vector<RankSample>& packed = rank.figures.packed.at(0);
-    ASSERT_THAT(packed, SizeIs(4));
-    for (size_t i = 0; i < 4; ++i) {
-      EXPECT_EQ(packed[i].tokens, servers[i / 2].tokens);
-      EXPECT_EQ(packed[i].load, servers[i / 2].load);
-    }
-    measured.push_back(rank.work);  // a nanosecond for each token and pair of its server
-    measured.back().linear_ns = rank.work.tokens;
-    measured.back().attention_ns = rank.work.load;
+  for (const PlannedBatch& rank : ranks) EXPECT_THAT(rank.figures.packed, IsEmpty());
+  for (const int first : {0, 2}) {
+    EXPECT_EQ(ranks[first].work.tokens, ranks[first + 1].work.tokens);
+    EXPECT_EQ(ranks[first].work.load, ranks[first + 1].work.load);
   }
-  EXPECT_EQ(measured[0].tokens, measured[1].tokens);
-  EXPECT_EQ(measured[2].load, measured[3].load);
-  const auto time_of = [](const RankSample& rank) { return rank.tokens + rank.load; };
-  const int64_t planned_ns = std::max(time_of(measured[0]), time_of(measured[2]));
-  const int64_t packed_ns = std::max(time_of(servers[0]), time_of(servers[1]));
-  EXPECT_NEAR(plain_packing_adds_s(measured, ranks[0].figures.packed),
-              1e-9 * static_cast<double>(packed_ns - planned_ns), 1e-12);
 }
 
 TEST_F(PlanBatchTest, a_dedicated_server_has_tasks_and_no_tokens) {

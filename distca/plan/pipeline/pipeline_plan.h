@@ -92,8 +92,10 @@ struct PipelineRequest {
   /// stage's tick has as many layer steps as the largest stage has layers; attention_ps_per_kload
   /// is that of all these steps. Empty if unknown, which counts as all ranks alike.
   std::vector<RankSpeed> speeds;
-  std::vector<EmbeddingHeadTime> ends;     // [stages]; empty if they take no time
-  Recompute recompute = Recompute::kNone;  // with kFull, backward has a linear forward more
+  std::vector<EmbeddingHeadTime> ends;  // [stages]; empty if they take no time
+  /// Multiply-adds of a token in a layer's matrix products, and in those that backward computes
+  /// again (cost/stage_layers.h). Only their ratio matters.
+  int64_t products = 1, products_again = 0;
   /// How many micro-batches may wait for their weight gradients at a time (weight_gradients.h).
   /// Where any may, a tolerance that nobody has given is half of the scheduler's.
   int outstanding_weight_gradients = 0;

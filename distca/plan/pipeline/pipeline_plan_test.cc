@@ -179,8 +179,10 @@ TEST(PipelinePlan, divides_times_between_the_passes) {
   EXPECT_EQ(work(Pass::kBackward).attention_ps_per_kload, 500'003);
   EXPECT_EQ(work(std::nullopt).layers_ps_per_token, 1'000'001);
   EXPECT_EQ(work(std::nullopt).attention_ps_per_kload, 700'003);
-  request.recompute = Recompute::kFull;
+  request.products = request.products_again = 300;
   EXPECT_EQ(work(Pass::kForward).layers_ps_per_token, 250'000);
+  request.products_again = 100;
+  EXPECT_EQ(work(Pass::kForward).layers_ps_per_token, 300'000);
 }
 
 TEST(PipelinePlan, sets_the_options_of_fill_ticks_alone) {

@@ -1,6 +1,7 @@
 // The work of ranks in a slot of a tick: linear work and core attention, by passes.
 
 #include <algorithm>
+#include <numeric>
 
 #include "distca/cost/task_price.h"
 #include "distca/plan/accounting.h"
@@ -19,8 +20,14 @@ struct Split {
     return std::max<int64_t>(1, *pass == Pass::kForward ? forward : time - forward);
   }
 };
-constexpr Split kAttentionSplit{2, 7}, kLinearSplit{1, 3};
-constexpr Split kRecomputedLinearSplit{1, 4};  // backward has another forward
+constexpr Split kAttentionSplit{2, 7};
+
+/// Forward's part of linear work. Backward has twice its products, and some of them again.
+Split linear_split(const PipelineRequest& request) {
+  const int64_t all = 3 * request.products + request.products_again;
+  const int64_t divisor = std::gcd(request.products, all);
+  return {request.products / divisor, all / divisor};
+}
 
 /// Tokens of a nano-batch on each replica, on average.
 int64_t tokens_of(const PipelineRequest& request, int nano) {
@@ -32,7 +39,7 @@ class LinearTime {
  public:
   LinearTime(const PipelineRequest& request, int rank)
       : ps_(request.speeds.empty() ? 0 : request.speeds[rank].linear_ps_per_token),
-        split_(request.recompute == Recompute::kFull ? kRecomputedLinearSplit : kLinearSplit) {}
+        split_(linear_split(request)) {}
 
   /// A pass of all layers; backward without the gradients by matrices that it leaves.
   int64_t of(std::optional<Pass> pass, bool leaves = false) const {

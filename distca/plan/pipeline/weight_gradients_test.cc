@@ -106,11 +106,11 @@ TEST(WeightGradients, none_wait_without_a_pipeline_speeds_or_a_bound) {
 /// recomputation, plans are valid and no longer than without.
 TEST(WeightGradients, wait_with_replicas_dedicated_servers_and_recomputation) {
   for (const int dedicated : {0, 2}) {
-    for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+    for (const int64_t products_again : {0, 1}) {
       double before = 0;
       for (const int outstanding : {0, 1, 3}) {
         PipelineRequest request = request_of(3, 5, .4, outstanding, /*replicas=*/2, dedicated);
-        request.recompute = recompute;
+        request.products_again = products_again;
         const PipelinePlan plan = make_pipeline_plan(request);
         EXPECT_THAT(validate(plan), IsEmpty());
         double step = 0;
