@@ -17,9 +17,9 @@
 namespace distca::bench {
 namespace {
 
-constexpr const char* kPrefix = "distca-overlap-";  // then the process, then the end
-constexpr const char* kInterface = "wire";          // each end's, in its namespace
-constexpr const char* kAddress = "10.97.0.1";       // address of end 0
+constexpr const char* kNamespacePrefix = "distca-overlap-";  // then the process, then the end
+constexpr const char* kInterface = "wire";                   // each end's, in its namespace
+constexpr const char* kAddress = "10.97.0.1";                // address of end 0
 
 void need(const std::string& command) {
   const Ran ran = run_program(command);
@@ -29,7 +29,7 @@ void need(const std::string& command) {
   }
 }
 
-std::string namespaces_of(pid_t process) { return fmt::format("{}{}-", kPrefix, process); }
+std::string namespaces_of(pid_t process) { return fmt::format("{}{}-", kNamespacePrefix, process); }
 
 /// Removes the namespaces of runs that were killed before they could do so.
 void remove_leftovers() {
@@ -37,7 +37,8 @@ void remove_leftovers() {
   for (std::string line; std::getline(lines, line);) {
     pid_t process = 0;
     int end = 0;
-    if (sscanf(line.c_str(), (std::string(kPrefix) + "%d-%d").c_str(), &process, &end) != 2)
+    if (sscanf(line.c_str(), (std::string(kNamespacePrefix) + "%d-%d").c_str(), &process, &end) !=
+        2)
       continue;
     if (kill(process, 0) != 0 && errno == ESRCH)
       run_program(fmt::format("ip netns del {}{}", namespaces_of(process), end));

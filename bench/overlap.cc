@@ -29,14 +29,7 @@ namespace {
 constexpr int kSkipped = 77;  // exit code of a skipped test for ctest and automake
 
 struct Arguments {
-  /// 8 layers whose core attention and linear work take about as long.
-  OverlapOptions options{.model = {.vocab_size = 256,
-                                   .hidden_size = 256,
-                                   .intermediate_size = 256,
-                                   .num_hidden_layers = 8,
-                                   .num_attention_heads = 8,
-                                   .num_key_value_heads = 2,
-                                   .head_dim = 64}};
+  OverlapOptions options{.model = overlap_model()};
   std::vector<double> rates = {25, 40};
   std::vector<double> fast = {60, 250, 0};
   std::string only;

@@ -16,6 +16,16 @@ std::string OverlapSetting::name() const {
                      length_name(length));
 }
 
+LlamaConfig overlap_model() {
+  return {.vocab_size = 256,
+          .hidden_size = 256,
+          .intermediate_size = 256,
+          .num_hidden_layers = 8,
+          .num_attention_heads = 8,
+          .num_key_value_heads = 2,
+          .head_dim = 64};
+}
+
 std::vector<OverlapSetting> overlap_settings(const std::vector<double>& rates,
                                              const std::vector<double>& fast) {
   DISTCA_CHECK(!rates.empty(), "no rates");

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "distca/model/llama_config.h"
+
 namespace distca::bench {
 
 /// The length that each exchange is meant to have, compared with the operations it runs under.
@@ -17,6 +19,9 @@ struct OverlapSetting {
   bool judged = false;
   std::string name() const;  // "25 MB/s shorter"
 };
+/// 8 layers whose core attention and linear work take about as long.
+LlamaConfig overlap_model();
+
 /// Every setting of a run: shorter and longer at each of `rates`, in between at the first, and
 /// shorter at `fast` rates.
 std::vector<OverlapSetting> overlap_settings(const std::vector<double>& rates,

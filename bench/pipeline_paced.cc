@@ -19,7 +19,7 @@
 #include "bench/tick_spans.h"
 #include "distca/base/error.h"
 #include "distca/comm/collectives.h"
-#include "distca/program/played_time.h"
+#include "distca/sim/player.h"
 
 namespace distca::bench {
 namespace {
@@ -35,10 +35,10 @@ constexpr const char* kAgain = "aligned, 2 outstanding, again";
 
 Json plan_figures(const PacedStep& step, PipelineArm arm) {
   const std::vector<Program> programs = step.programs();
-  double modelled_s = 0, bytes = 0, messages = 0;
-  const auto price = [&](int rank, const Op& op) { return step.seconds(rank, op); };
-  for (const PlayedTime& rank : played_times(programs, price, /*message_s=*/0))
-    modelled_s = std::max(modelled_s, rank.end_s);
+  double bytes = 0, messages = 0;
+  const RatePrices prices([&](int rank, const Op& op) { return step.seconds(rank, op); });
+  const double modelled_s =
+      1e-12 * static_cast<double>(timed_step(programs, prices, /*wire=*/{}).length_ps);
   for (const Program& program : programs) {
     for (const Op& op : program.ops) {
       bytes += static_cast<double>(program.sends(op).bytes);

@@ -3,40 +3,10 @@
 #include "distca/base/clock.h"
 #include "distca/base/random.h"
 #include "distca/comm/collectives.h"
-#include "distca/plan/choose_tolerance.h"
-#include "distca/plan/exchange.h"
 #include "distca/plan/plain_packing_time.h"
 #include "distca/train/speed_sample.h"
 
 namespace distca::bench {
-namespace {
-
-/// Processor time of all threads of this process.
-PlanRequest request_of(const StepArm& arm, const LlamaConfig& model,
-                       const std::vector<int64_t>& lengths, int num_workers) {
-  PlanRequest request{.nano_batch = NanoBatch::from_lengths(lengths),
-                      .cluster = Cluster::in_place(num_workers),
-                      .shape = model.shape().attention,
-                      .options = arm.plan};
-  if (!arm.capacity.empty()) request.cluster.capacity = arm.capacity;
-  request.cluster.max_tokens_per_worker = arm.max_tokens_per_worker;
-  request.profile = arm.profile;
-  return request;
-}
-
-}  // namespace
-
-std::vector<Plan> plan_step(const StepArm& arm, const LlamaConfig& model, const BatchLengths& batch,
-                            int num_workers) {
-  std::vector<Plan> plans;
-  for (const std::vector<int64_t>& lengths : arm.one_nano_batch ? merged(batch) : batch) {
-    const PlanRequest request = request_of(arm, model, lengths, num_workers);
-    plans.push_back(arm.weighed ? choose_tolerance(request, *arm.weighed).plan
-                                : make_plan(request));
-  }
-  return plans;
-}
-
 LocalTokens made_up_tokens(const NanoBatch& nano_batch, const std::vector<Segment>& segments,
                            int64_t vocab_size) {
   LocalTokens local;
@@ -69,15 +39,11 @@ size_t StepPlayer::add(const StepArm& arm) {
 StepInput StepPlayer::input_of(const StepArm& arm, const std::vector<Plan>& plans) const {
   const LlamaConfig& model = llama_.config();
   StepInput input;
-  std::vector<NanoPart> parts;
   for (const Plan& plan : plans) {
-    parts.push_back({attention_exchange(PlanIndex(plan), comm_.rank(), model, arm.step)});
     input.tokens.push_back(
         made_up_tokens(plan.nano_batch, plan.layout.workers[comm_.rank()], model.vocab_size));
   }
-  input.program =
-      step_program(model, arm.step, /*holds_weights=*/true, ProgramRequest::Kind::kTrain,
-                   std::move(parts), optimizer_.exchange());
+  input.program = arm_program(arm, model, plans, comm_.rank(), optimizer_.exchange());
   return input;
 }
 

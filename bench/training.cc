@@ -22,24 +22,8 @@
 namespace distca::bench {
 namespace {
 
-constexpr int kWorkers = 2;
-
-/// Small, so that a step takes a second or two; core attention is a third to a half of it.
-LlamaConfig small_llama() {
-  return {.vocab_size = 256,
-          .hidden_size = 192,
-          .intermediate_size = 512,
-          .num_hidden_layers = 2,
-          .num_attention_heads = 6,
-          .num_key_value_heads = 2,
-          .head_dim = 64};
-}
-
 struct Arguments {
-  ContestOptions contest{
-      .model = small_llama(),
-      .shape = {.nano_batch_tokens = 8192, .nano_batches = 2, .workers = kWorkers},
-      .python = kPython};
+  ContestOptions contest = small_contest();
   std::string data = "data/stdlib";
   std::string lengths = DISTCA_LENGTHS;  // in the source folder
   std::string profile = "pairs";
@@ -68,16 +52,17 @@ std::vector<BatchSource> read_sources(const Arguments& arguments,
 }
 
 void measure(const Arguments& arguments, Communicator& comm) {
-  if (comm.size() != kWorkers) {
+  const int workers = arguments.contest.shape.workers;
+  if (comm.size() != workers) {
     throw Error(ErrorKind::kUsage, "started as one of {} ranks: {} are measured", comm.size(),
-                kWorkers);
+                workers);
   }
   ContestOptions options = arguments.contest;
   options.profile = profile_by_name(arguments.profile);
   std::vector<std::string> absent;
   const std::vector<BatchSource> sources = read_sources(arguments, absent);
   if (comm.rank() == 0) {
-    write_header("training", {{"workers", kWorkers},
+    write_header("training", {{"workers", workers},
                               {"rounds", options.rounds},
                               {"nano_batches", options.shape.nano_batches},
                               {"nano_batch_tokens", options.shape.nano_batch_tokens},
@@ -92,6 +77,7 @@ void measure(const Arguments& arguments, Communicator& comm) {
 
 int run(int argc, char** argv) {
   Arguments arguments;
+  arguments.contest.python = kPython;
   CLI::App app{"A training step of two workers beside its rivals, on the same batches.",
                "training"};
   app.option_defaults()->always_capture_default();
@@ -113,10 +99,11 @@ int run(int argc, char** argv) {
   app.footer("Example:  bench/report.py build/release/bench/training --only real");
   if (!parse_options(app, argc, argv)) return 0;
   // DDP's start and a source's batches are waited for.
-  return run_worker_ranks(
-      {.program = "bench/training", .ranks = kWorkers, .comm = {.timeout_s = 180}},
-      std::span(argv, static_cast<size_t>(argc)),
-      [&](Communicator& comm) { measure(arguments, comm); });
+  return run_worker_ranks({.program = "bench/training",
+                           .ranks = arguments.contest.shape.workers,
+                           .comm = {.timeout_s = 180}},
+                          std::span(argv, static_cast<size_t>(argc)),
+                          [&](Communicator& comm) { measure(arguments, comm); });
 }
 
 }  // namespace

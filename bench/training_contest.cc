@@ -11,6 +11,7 @@
 
 #include "bench/main.h"
 #include "bench/rival.h"
+#include "bench/step_arms.h"
 #include "distca/base/error.h"
 #include "distca/base/statistics.h"
 #include "distca/comm/collectives.h"
@@ -22,105 +23,13 @@
 namespace distca::bench {
 namespace {
 
-constexpr int kChoiceRounds = 2;
 constexpr double kPeakSeconds = 0.3;
-constexpr int64_t kFixedTolerancePpm = 20'000;
 constexpr size_t kSpeedBatches = 5;  // at least what SpeedMeter needs
 constexpr double kDdpTimeout = 120;  // seconds of one wait
 
 // Arms, in this order, then the rivals in the order of kRivals.
 enum Who : size_t { kOurs, kOursAgain, kEqualDocuments, kFirstRival };
 constexpr const char* kRoles[] = {"ours", "again", "control", "rival"};
-
-/// A participant, with the ways it may play a step, of which the fastest counts.
-struct Contestant {
-  std::string name;
-  std::vector<StepArm> ways;
-  bool equal_documents = false;  // instead of the source's
-};
-
-std::string how(const StepArm& arm) {
-  std::string text(std::ranges::find(kOverlaps, arm.step.overlap, &OverlapName::overlap)->name);
-  if (arm.one_nano_batch) text += ", one nano-batch";
-  if (arm.weighed) text += ", tolerance auto";
-  if (const std::optional<int64_t> ppm = arm.plan.tolerance_ppm)
-    text += fmt::format(", tolerance {:g}", 1e-6 * static_cast<double>(*ppm));
-  return text;
-}
-
-/// The arm under each of these overlap modes.
-std::vector<StepArm> under(const std::vector<Overlap>& overlaps, const StepArm& arm) {
-  std::vector<StepArm> ways;
-  for (const Overlap overlap : overlaps) {
-    StepArm& way = ways.emplace_back(arm);
-    way.step.overlap = overlap;
-    way.name = how(way);
-  }
-  return ways;
-}
-
-const std::vector<Overlap> kEveryOverlap = {Overlap::kNone, Overlap::kWithin, Overlap::kPingPong};
-/// Where nothing is exchanged, `within` is `none`.
-const std::vector<Overlap> kWithoutExchange = {Overlap::kNone, Overlap::kPingPong};
-
-/// Balanced plans, their tolerance fixed and chosen.
-std::vector<StepArm> our_ways(const ContestOptions& options, const Speeds& speeds,
-                              StepArm balanced) {
-  balanced.plan.scheduler = "balanced";
-  balanced.profile = options.profile;
-  std::vector<StepArm> ways;
-  for (const Overlap overlap : kEveryOverlap) {
-    balanced.step.overlap = overlap;
-    StepArm& fixed = ways.emplace_back(balanced);
-    fixed.plan.tolerance_ppm = kFixedTolerancePpm;
-    fixed.name = how(fixed);
-    StepArm& weighed = ways.emplace_back(balanced);
-    weighed.weighed = LayerTimeOptions{.speeds = speeds,
-                                       .overlap_model = overlap_model_of(overlap),
-                                       .layers = options.model.num_hidden_layers};
-    weighed.name = how(weighed);
-  }
-  return ways;
-}
-
-bool takes_part(const ContestOptions& options, const std::string& rival) {
-  return std::ranges::find(options.rivals, rival) != options.rivals.end();
-}
-
-/// In the order of Who, then the rivals but DDP.
-std::vector<Contestant> contestants(const ContestOptions& options, const Speeds& speeds) {
-  const int64_t cap = std::llround(
-      kMemoryCap * static_cast<double>(options.shape.nano_batch_tokens) / options.shape.workers);
-  const auto by = [&](const char* scheduler) {
-    return StepArm{.plan = {.scheduler = scheduler}, .max_tokens_per_worker = cap};
-  };
-  const std::vector<StepArm> local = under(kWithoutExchange, by("local"));
-  // Packing may place documents over the whole batch. Ping-pong holds two nano-batches at a time:
-  // so may it.
-  std::vector<StepArm> wlb = under(kWithoutExchange, by("wlb"));
-  StepArm whole_batch = by("wlb");
-  whole_batch.one_nano_batch = true;
-  whole_batch.max_tokens_per_worker = cap * options.shape.nano_batches;
-  wlb.push_back(under({Overlap::kNone}, whole_batch)[0]);
-  std::vector<Contestant> all = {{"balanced (ours)", our_ways(options, speeds, by("balanced"))},
-                                 {"ours again", {}},  // its way is the one chosen for ours
-                                 {"local, equal documents", local, /*equal_documents=*/true}};
-  const std::vector<Contestant> rivals = {
-      {kPacking, local},
-      {"wlb", wlb},
-      {"per-document-cp", under(kEveryOverlap, by("per-document-cp"))},
-      {"greedy", under(kEveryOverlap, by("greedy"))}};
-  for (const Contestant& rival : rivals) {
-    if (takes_part(options, rival.name)) all.push_back(rival);
-  }
-  return all;
-}
-
-BatchLengths typical_equal_documents(const BatchShape& shape, const BatchSource& source) {
-  int64_t pairs = 0;
-  for (const BatchLengths& batch : source.batches) pairs += num_pairs(batch);
-  return equal_documents(shape, pairs / static_cast<int64_t>(source.batches.size()));
-}
 
 class Contest {
  public:
@@ -264,7 +173,10 @@ void Contest::estimate_packing(const std::vector<size_t>& chosen) {
 void Contest::run(const BatchSource& source) {
   DISTCA_CHECK_EQ(source.batches.size(), static_cast<size_t>(num_batches(options_.rounds)));
   const BatchLengths equal = typical_equal_documents(options_.shape, source);
-  write("source", {{"name", source.name}, {"what", source.what}, {"equal_tokens", equal[0][0]}});
+  write("source", {{"name", source.name},
+                   {"what", source.what},
+                   {"equal_tokens", equal[0][0]},
+                   {"batches", source.batches}});
   const auto batch_of = [&](int round) -> const BatchLengths& {
     return source.batches[kChoiceRounds + 1 + round + 1];
   };
@@ -314,8 +226,6 @@ void Contest::run(const BatchSource& source) {
 }
 
 }  // namespace
-
-int num_batches(int rounds) { return rounds + kChoiceRounds + 2; }
 
 void run_contest(const ContestOptions& options, std::span<const BatchSource> sources,
                  Communicator& comm) {

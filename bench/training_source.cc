@@ -83,4 +83,10 @@ BatchLengths equal_documents(const BatchShape& shape, int64_t pairs) {
   return best;
 }
 
+BatchLengths typical_equal_documents(const BatchShape& shape, const BatchSource& source) {
+  int64_t pairs = 0;
+  for (const BatchLengths& batch : source.batches) pairs += num_pairs(batch);
+  return equal_documents(shape, pairs / static_cast<int64_t>(source.batches.size()));
+}
+
 }  // namespace distca::bench

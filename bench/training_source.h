@@ -38,5 +38,7 @@ BatchSource long_tailed_source(const std::filesystem::path& folder, const BatchS
 /// Equal documents, equally many on each worker, with about as many (query, key) pairs as `pairs`,
 /// those of a batch.
 BatchLengths equal_documents(const BatchShape& shape, int64_t pairs);
+/// Likewise, with as many pairs as the batches of a source have on average.
+BatchLengths typical_equal_documents(const BatchShape& shape, const BatchSource& source);
 
 }  // namespace distca::bench

@@ -115,6 +115,7 @@ int run(int argc, char** argv) {
   app.formatter(std::make_shared<distca::cli::HelpFormatter>());
   distca::cli::add_data(app);
   distca::cli::add_plan(app);
+  distca::cli::add_simulate(app);
   distca::cli::add_trace(app);
   distca::cli::add_checkpoint(app);
   distca::cli::add_export(app);

@@ -15,30 +15,11 @@ void add_plan(CLI::App& app) {
   auto asked = std::make_shared<PlanArguments>();
   CLI::App* verb =
       app.add_subcommand("plan", "How a step of a training would be laid out and balanced");
-  CLI::Option* config = verb->add_option("--config", asked->config,
-                                         "A configuration of distca train; without it, defaults")
-                            ->type_name("FILE");
-  verb->add_option("overrides", asked->overrides,
-                   "section.key=value; replaces what the file says (distca train --print-config "
-                   "explains every key)")
-      ->type_name("KEY=VALUE");
-  CLI::Option* lengths = verb->add_option("--lengths", asked->lengths,
-                                          "JSON list of document lengths in place of data.prefix")
-                             ->type_name("FILE");
-  CLI::Option* workload =
-      verb->add_option("--workload", asked->workload,
-                       "JSON with ranks, tokens_per_rank, doc_lens: each nano-batch of step 1, in "
-                       "place of data.prefix and batch.nano_batch_tokens")
-          ->type_name("FILE");
+  const std::vector<CLI::Option*> of_step = add_step_options(*verb, *asked);
   CLI::Option* plan = verb->add_option("--plan", asked->plan,
                                        "A file that --out wrote, to check and to show; takes no "
                                        "key but plan.profile, with which times are checked, too")
                           ->type_name("FILE");
-  CLI::Option* workers =
-      number(*verb, "--workers", asked->workers, 1, kMostServers,
-             "Ranks that hold weights; default: the ranks of the workload for each stage, else 1");
-  CLI::Option* step =
-      number(*verb, "--step", asked->step, 1, int64_t{1} << 40, "Which step of the run");
   CLI::Option* compare =
       verb->add_flag("--compare", asked->compare,
                      "All schedulers, on the step's first nano-batch; all orders of a pipeline");
@@ -54,9 +35,8 @@ void add_plan(CLI::App& app) {
       verb->add_flag("--summary-json", asked->summary_json, "Print figures as one JSON object");
   CLI::Option* out = verb->add_option("--out", asked->out, "Write what --json prints to this file")
                          ->type_name("FILE");
-  for (CLI::Option* other : {config, lengths, workload, workers, step, compare, program})
-    plan->excludes(other);
-  for (CLI::Option* other : {lengths, step}) workload->excludes(other);
+  for (CLI::Option* other : of_step) plan->excludes(other);
+  for (CLI::Option* other : {compare, program}) plan->excludes(other);
   for (CLI::Option* other : {compare, json, summary, out}) program->excludes(other);
   compare->excludes(out);
   json->excludes(summary);

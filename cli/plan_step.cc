@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "cli/asked_step.h"
 #include "cli/options.h"
 #include "cli/plan_file.h"
 #include "cli/plan_report.h"
@@ -14,92 +15,24 @@
 #include "distca/config/config.h"
 #include "distca/config/run_grid.h"
 #include "distca/forecast/batch_programs.h"
-#include "distca/forecast/checked_data.h"
 #include "distca/forecast/plan_figures.h"
 #include "distca/forecast/plan_request.h"
 #include "distca/plan/choose_tolerance.h"
-#include "distca/plan/plan_batch_input.h"
 #include "distca/program/overlap.h"
 #include "distca/program/validate/validate.h"
 
 namespace distca::cli {
 namespace {
 
-/// The documents of a step, and how many workers plan them.
-struct Step {
-  Batch batch;
-  int workers = 1;    // ranks that hold weights
-  std::string notes;  // lines that say what the plans do not show of the run
-
-  /// The request for the plan of one nano-batch.
-  PlanRequest request(const Config& config, const NanoBatch& nano_batch) const {
-    return plan_request(config, nano_batch, run_grid(config, workers).grid.num_workers());
-  }
-};
-
-/// "", or a line that says that a step has documents more than once.
-std::string repetition(const Config& config, const std::string& data, const BatchStream& batches) {
-  const int64_t tokens = config.batch.nano_batches * config.batch.nano_batch_tokens;
-  int64_t present = 0;
-  for (int64_t set = 0; set < batches.num_sets(); ++set) present += batches.epoch_tokens(set);
-  if (present >= tokens) return "";
-  return fmt::format(
-      "{} has {} tokens to train on, and a step takes {}: it has each document {:.1f} times\n",
-      data, with_thousands(present), with_thousands(tokens),
-      static_cast<double>(tokens) / static_cast<double>(present));
-}
-
-Step step_of(const Config& config, const PlanArguments& asked) {
-  Step step;
-  if (!asked.workload.empty()) {
-    const Workload workload = read_workload(asked.workload);
-    // Plans need no more than lengths, so no source says where tokens are from.
-    step.batch.assign(config.batch.nano_batches,
-                      {.nano_batch = workload.nano_batch, .sources = {}});
-    step.workers = workload.ranks * config.tensor_ranks() *
-                   static_cast<int>(config.parallel.pipeline_model_parallel_size);
-  } else {
-    DISTCA_THROW_IF(asked.lengths.empty() && config.data.prefix.empty(), ErrorKind::kUsage,
-                    "no documents to plan: give data.prefix=PREFIX, --lengths FILE or --workload "
-                    "FILE, or --plan FILE to check a plan");
-    BatchStream batches = checked_batches(config, asked.lengths);
-    step.notes = repetition(
-        config, asked.lengths.empty() ? config.data.prefix : asked.lengths.string(), batches);
-    batches.seek(asked.step - 1);
-    step.batch = batches.next();
-  }
-  if (asked.workers > 0) step.workers = asked.workers;
-  if (const int ranks = config.tensor_ranks(); ranks > 1) {
-    step.notes +=
-        fmt::format("a server is {} ranks: pairs, memory and bytes are those of each\n", ranks);
-  }
-  if (measures_speeds(config)) {
-    step.notes +=
-        "train.deterministic is false: a run plans with the speeds that it measures, and these "
-        "plans rest on none\n";
-  }
-  return step;
-}
-
-/// Throws Error(kUsage) if there are more servers or bytes than can be planned.
-void check_sizes_of(const Config& config, const Step& step) {
-  for (const NanoBatchSource& source : step.batch) {
-    check_counts(source.nano_batch.num_tokens(), num_ranks(config, step.workers),
-                 ErrorKind::kUsage);
-    const PlanRequest request = step.request(config, source.nano_batch);
-    check_sizes(request.nano_batch, request.cluster, request.shape, ErrorKind::kUsage);
-  }
-}
-
 /// The plans that plan.tolerance = auto weighed for a nano-batch.
-Json weighed_of(const Config& config, const NanoBatch& nano_batch, const Step& step,
+Json weighed_of(const Config& config, const NanoBatch& nano_batch, const AskedStep& step,
                 bool redispatched) {
   const PlanRequest request = step.request(config, nano_batch);
   return weighed_json(choose_tolerance(
       request, layer_time_options(config, request.cluster.num_workers, {}, redispatched)));
 }
 
-Json figures_json(const Config& config, const Step& step, const BatchPlans& plans,
+Json figures_json(const Config& config, const AskedStep& step, const BatchPlans& plans,
                   const PlanFigures& figures) {
   Json list = Json::array();
   const std::vector<int64_t> layers = config.model.num_layers_of_windows();
@@ -119,7 +52,8 @@ Json figures_json(const Config& config, const Step& step, const BatchPlans& plan
 }
 
 /// How long rank 0 takes to check its own program, as each rank does in every step of a run.
-int64_t microseconds_to_validate(const Config& config, const Step& step, const BatchPlans& plans) {
+int64_t microseconds_to_validate(const Config& config, const AskedStep& step,
+                                 const BatchPlans& plans) {
   const Program program =
       BatchPrograms(config, plans, ProgramRequest::Kind::kTrain, step.workers).of(/*rank=*/0);
   const Stopwatch watch;
@@ -148,7 +82,7 @@ void print_tables(const Config& config, const BatchPlans& plans) {
   }
 }
 
-void print_for_people(const Config& config, const PlanArguments& asked, const Step& step,
+void print_for_people(const Config& config, const PlanArguments& asked, const AskedStep& step,
                       const BatchPlans& plans, const PlanFigures& figures) {
   fmt::print(
       "Step {} of {}: {} nano-batch{} of {} tokens on {}\n"
@@ -166,9 +100,7 @@ void print_for_people(const Config& config, const PlanArguments& asked, const St
 void print_step(const PlanArguments& asked) {
   const Config config = load_config(asked.config, asked.overrides);
   say_notes(config.notes);
-  DISTCA_THROW_IF(asked.step > config.train.steps, ErrorKind::kUsage,
-                  "--step {}: the run has train.steps = {}", asked.step, config.train.steps);
-  const Step step = step_of(config, asked);
+  const AskedStep step = asked_step(config, asked);
   const bool is_pipeline = run_grid(config, step.workers).is_pipeline();
   DISTCA_THROW_IF(is_pipeline && ((asked.json && !asked.compare) || !asked.out.empty()),
                   ErrorKind::kUsage,

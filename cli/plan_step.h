@@ -7,18 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "cli/asked_step.h"
+
 namespace distca::cli {
 
-/// The words of the verb. Those of `distca train` have the same meaning.
-struct PlanArguments {
-  std::string config;                  // a TOML file. Empty means not given.
-  std::vector<std::string> overrides;  // section.key=value
-  /// Documents in place of data.prefix. Empty means not given; at most one is.
-  std::filesystem::path lengths, workload;
+/// The words of the verb.
+struct PlanArguments : StepArguments {
   std::filesystem::path plan;  // a file to be shown instead of a step. Empty means not given.
   std::filesystem::path out;   // where the plans go. Empty means nowhere.
-  int workers = 0;             // 0 means not given.
-  int64_t step = 1;            // number of the step, from 1
   std::optional<int> program;  // the rank whose program is printed instead of plans
   bool compare = false, json = false, summary_json = false;
 };

@@ -1,13 +1,13 @@
 # Functions every room's CMakeLists.txt uses: a library, its unit tests, a program.
 
 # What nearly every source includes, compiled once.
-file(WRITE ${CMAKE_BINARY_DIR}/pch.cc "// carries the precompiled headers of sources without PyTorch\n")
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/pch.cc CONTENT "// carries the precompiled headers of sources without PyTorch\n")
 add_library(distca_pch OBJECT ${CMAKE_BINARY_DIR}/pch.cc)
 target_link_libraries(distca_pch PUBLIC distca_options)
 target_precompile_headers(distca_pch PRIVATE <fmt/format.h> <algorithm> <map> <memory> <optional> <span> <string> <vector>)
 
 if(DISTCA_WITH_TORCH)
-  file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cc "// carries the precompiled ATen header\n")
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/torch_pch.cc CONTENT "// carries the precompiled ATen header\n")
   add_library(distca_torch_pch OBJECT ${CMAKE_BINARY_DIR}/torch_pch.cc)
   target_link_libraries(distca_torch_pch PUBLIC torch_wheel distca_options)
   set(DISTCA_TORCH_PCH <ATen/ATen.h> <vector> <string> <memory> <map> <functional>)
@@ -39,7 +39,7 @@ if(DISTCA_BUILD_TESTS)
   target_link_libraries(distca_test_main PUBLIC distca_test_options)
   target_precompile_headers(distca_test_main PRIVATE <fmt/format.h> <gmock/gmock.h> <gtest/gtest.h> <string> <vector>)
   if(DISTCA_WITH_TORCH)
-    file(WRITE ${CMAKE_BINARY_DIR}/torch_test_pch.cc "// carries the precompiled headers of ATen and GoogleTest\n")
+    file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/torch_test_pch.cc CONTENT "// carries the precompiled headers of ATen and GoogleTest\n")
     add_library(distca_torch_test_pch OBJECT ${CMAKE_BINARY_DIR}/torch_test_pch.cc)
     target_link_libraries(distca_torch_test_pch PUBLIC torch_wheel distca_test_options)
     target_precompile_headers(distca_torch_test_pch PRIVATE ${DISTCA_TORCH_PCH} <gmock/gmock.h> <gtest/gtest.h>)

@@ -6,7 +6,7 @@
   report
   forecast   api
   config
-  model      runtime
+  model      runtime  sim
              program  comm  kernels  checkpoint
              plan   trace
              cost
@@ -29,10 +29,11 @@ CORE = {
     "plan": {"base", "batch", "cost"},
     "trace": {"base", "batch", "cost"},
     "program": {"base", "batch", "cost", "plan", "trace"},
+    "sim": {"base", "batch", "cost", "plan", "trace", "program"},
     "kernels": {"base"},
     "checkpoint": {"base"},
     "config": {"base", "batch", "cost", "plan", "program", "kernels", "checkpoint", "model"},
-    "forecast": {"base", "batch", "cost", "plan", "trace", "program", "kernels", "runtime", "model", "config"},
+    "forecast": {"base", "batch", "cost", "plan", "trace", "program", "sim", "kernels", "runtime", "model", "config"},
 }
 TORCH = {
     "comm": {"base", "batch", "cost", "plan", "trace"},

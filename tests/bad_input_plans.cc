@@ -23,7 +23,7 @@ std::string into_index(const char* bytes, int offset) {
 
 std::vector<BadInput> bad_words() {
   return {
-      {"distca", "a verb is missing: data, plan, trace"},
+      {"distca", "a verb is missing: data, plan, simulate, trace"},
       {"distca plam", "unknown verb plam; did you mean plan? (see distca --help)"},
       {"distca fly", "unknown verb fly (see distca --help)"},
       {"distca data", "a verb is missing: prepare, show (see distca data --help)"},
@@ -192,6 +192,12 @@ std::vector<BadInput> bad_plan_options() {
       {"distca plan --lengths lengths.json --step 101",
        "--step 101: the run has train.steps = 100"},
       {kPlan + "train.steps=0", "--step 1: the run has train.steps = 0"},
+      {"distca simulate", "no documents to plan: give data.prefix=PREFIX"},
+      {"distca simulate --workload workload.json --machine h300",
+       "machine h300: no such file, and the known names are h100, h200"},
+      {"distca simulate --workload workload.json --machine m.json", "m.json: format is missing",
+       "echo '{}' > m.json"},
+      {"distca simulate --workload workload.json --step 2", "--step"},
       {kPlan + "plan.scheduler=gredy", "plan.scheduler"},
       {kPlan + "plan.layout=diagonal", "plan.layout"},
       {kPlan + "plan.scheduler=greedy plan.split_kv=true", "scheduler greedy knows no split-KV"},

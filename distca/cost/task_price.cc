@@ -155,9 +155,11 @@ TaskPrice::Passes TaskPrice::nanoseconds(int64_t queries, int64_t pairs) const {
 }
 
 TaskPrice::Passes TaskPrice::passes(const Range& q, const Range& kv, MaskKind kind) const {
+  return passes(q.size(), mask_.of_task(kind).pairs(q, kv));
+}
+TaskPrice::Passes TaskPrice::passes(int64_t queries, int64_t pairs) const {
   DISTCA_CHECK(!in_pairs(), "no profile");
-  const int64_t pairs = mask_.of_task(kind).pairs(q, kv);
-  return pairs == 0 ? Passes{0, 0} : nanoseconds(q.size(), pairs);
+  return pairs == 0 ? Passes{0, 0} : nanoseconds(queries, pairs);
 }
 
 }  // namespace distca

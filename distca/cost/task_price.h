@@ -63,6 +63,8 @@ class TaskPrice {
   };
   /// The price of each pass. Both add up to the price. Only with a profile (CHECK).
   Passes passes(const Range& q, const Range& kv, MaskKind kind = MaskKind::kCausal) const;
+  /// Likewise, of a task of so many queries and pairs.
+  Passes passes(int64_t queries, int64_t pairs) const;
 
  private:
   struct Node {

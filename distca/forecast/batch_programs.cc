@@ -61,18 +61,17 @@ std::vector<std::string> BatchPrograms::violations() const {
   return validate(all);
 }
 
-void check_size_together(const Program& program, int ranks, std::string_view who) {
-  constexpr int64_t kMost = int64_t{1} << 24;
+void check_size_together(const Program& program, int ranks, std::string_view who, int64_t most) {
   auto size = static_cast<int64_t>(program.ops.size());
   for (const Op& op : program.ops) {
     size += static_cast<int64_t>(program.sends(op).messages.size() +
                                  program.receives(op).messages.size());
   }
-  DISTCA_THROW_IF(size * ranks > kMost, ErrorKind::kUsage,
+  DISTCA_THROW_IF(size * ranks > most, ErrorKind::kUsage,
                   "{} looks at the programs of all {} ranks, each with some {} operations and "
                   "messages; at most {} in all: lower model.num_hidden_layers or "
                   "batch.nano_batches",
-                  who, ranks, with_thousands(size), with_thousands(kMost));
+                  who, ranks, with_thousands(size), with_thousands(most));
 }
 
 int64_t bytes_between_nodes(const Program& program, int rank, int64_t ranks_per_node) {

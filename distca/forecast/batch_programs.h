@@ -46,8 +46,9 @@ class BatchPrograms {
 };
 
 /// Throws Error(kUsage) if the programs of so many ranks, of which this is one, are too large to be
-/// looked at together, which the option `who` does.
-void check_size_together(const Program& program, int ranks, std::string_view who);
+/// looked at together, which the option `who` does: above `most` operations and messages.
+void check_size_together(const Program& program, int ranks, std::string_view who,
+                         int64_t most = int64_t{1} << 24);
 
 /// Bytes that a rank sends to ranks of other nodes, if a node has so many neighbouring ranks: what
 /// core attention sends and what stages send each other, not sums of gradients.

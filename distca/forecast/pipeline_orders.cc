@@ -8,27 +8,11 @@
 #include "distca/cost/speeds.h"
 #include "distca/forecast/batch_programs.h"
 #include "distca/forecast/memory_peak.h"
-#include "distca/program/played_time.h"
+#include "distca/forecast/op_prices.h"
+#include "distca/sim/player.h"
 
 namespace distca {
 namespace {
-
-/// The share of a phase's forward that its backward does again under full recomputation. Ranks that
-/// divide layers gather what the projections have read, and compute gate and up; the projections
-/// only where Q and K are normed.
-double share_again(const Config& config, const Op& op) {
-  if (config.train.recompute != Recompute::kFull || op.pass == Pass::kForward) return 0;
-  if (config.tensor_ranks() > 1 && op.kind == OpKind::kPostAttention) return 2. / 3;
-  if (config.tensor_ranks() > 1 && !config.model.has_qk_norm()) return 0;
-  return op.kind == OpKind::kPreAttention || op.kind == OpKind::kPostAttention ? 1 : 0;
-}
-
-/// Seconds of an operation.
-double price(const Config& config, const Op& op) {
-  const double forward = op.leaves_weights ? op.flops : op.flops / 2;
-  return (op.flops + share_again(config, op) * forward) /
-         (static_cast<double>(kAssumedTflops) * 1e12);
-}
 
 OrderForecast forecast(const Config& config, const Batch& batch, int num_workers) {
   const BatchPlans plans = plan_later_batch(config, batch, num_workers);
@@ -44,11 +28,14 @@ OrderForecast forecast(const Config& config, const Batch& batch, int num_workers
     order.nano_batches_in_flight =
         std::max(order.nano_batches_in_flight, most_in_flight(programs.back()));
   }
-  const auto seconds = [&](int, const Op& op) { return price(config, op); };
-  for (const PlayedTime& rank : played_times(programs, seconds, /*message_s=*/0)) {
-    order.step_s = std::max(order.step_s, rank.end_s);
-    order.busy_s += rank.worked_s / static_cast<double>(programs.size());
-  }
+  const RatePrices prices([&](int, const Op& op) {
+    return computed_flops(config, op) / (static_cast<double>(kAssumedTflops) * 1e12);
+  });
+  const TimedStep step = timed_step(programs, prices, /*wire=*/{});
+  order.step_s = 1e-12 * static_cast<double>(step.length_ps);
+  for (const RankTime& rank : step.ranks)
+    order.busy_s +=
+        1e-12 * static_cast<double>(rank.computed_ps) / static_cast<double>(programs.size());
   return order;
 }
 

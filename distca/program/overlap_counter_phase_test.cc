@@ -1,6 +1,5 @@
 // The order of ping-pong where ranks divide the matrices of layers: a turn, programs of many kinds,
-// how long they wait for what travels between the ranks of a server, and what the validator says
-// where a combine stands at another place.
+// and what the validator says where a combine stands at another place.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -15,9 +14,7 @@
 #include <vector>
 
 #include "distca/base/error.h"
-#include "distca/plan/plan_batch_input.h"
 #include "distca/program/pipeline_testing.h"
-#include "distca/program/played_time.h"
 #include "distca/program/program_builder.h"
 #include "distca/program/validate/validate.h"
 
@@ -196,120 +193,6 @@ TEST(CounterPhase, programs_of_pipelines_are_valid) {
     }
   }
   EXPECT_GT(programs, 2000);
-}
-
-/// Servers of an 8B model whose 8 ranks have 1 / 8 of its heads and features, and two nano-batches
-/// of a sampled workload, of which documents may be cut into `pieces`.
-class Llama8b {
- public:
-  explicit Llama8b(int pieces) {
-    const Workload workload =
-        read_workload("distca/plan/testdata/workloads/pretrain_8x128k_0.json");
-    std::vector<int64_t> lengths;
-    for (const Document& document : workload.nano_batch.documents)
-      lengths.insert(lengths.end(), static_cast<size_t>(pieces), document.length / pieces);
-    plan_ = make_plan({.nano_batch = NanoBatch::from_lengths(lengths),
-                       .cluster = Cluster::in_place(workload.ranks),
-                       .shape = kShape});
-  }
-
-  std::vector<Program> programs(Program (*build)(const ProgramRequest&)) const {
-    const PlanIndex index(plan_);
-    std::vector<Program> all;
-    for (int server = 0; server < plan_.cluster.num_servers(); ++server) {
-      const NanoPart part{std::make_shared<const AttentionExchange>(make_attention_exchange(
-          index.exchange(server), kShape, exchange_types(ScalarType::kBFloat16, false)))};
-      for (int rank = 0; rank < kTensor; ++rank) {
-        ProgramRequest request{
-            .server = server, .tensor = {kTensor, rank}, .nano_batches = {part, part}};
-        request.model = {.num_layers = 6,
-                         .hidden_size = 4096,
-                         .intermediate_size = 14336 / kTensor,
-                         .attention = kShape,
-                         .vocab_size = 128256 / kTensor};
-        all.push_back(build(request));
-      }
-    }
-    return all;
-  }
-
- private:
-  static constexpr int kTensor = 8;
-  static constexpr AttentionShape kShape{
-      .num_heads = 4, .num_kv_heads = 1, .head_dim_qk = 128, .head_dim_v = 128};
-  Plan plan_;
-};
-
-/// The end of a step at stated rates: matrix products 495 TFLOP/s, attention 310; between the ranks
-/// of a server 350 GB/s and 15 us or, if not `in_servers`, no time; between servers 45 GB/s and 20
-/// us.
-double end_of(const std::vector<Program>& programs, Channels channels, bool in_servers) {
-  const auto seconds = [](int, const Op& op) {
-    return op.flops / (op.kind == OpKind::kCoreAttention ? 310e12 : 495e12);
-  };
-  const auto message_s = [&](int rank, const Op& op) {
-    const Program& program = programs[rank];
-    const auto bytes =
-        static_cast<double>(std::max(program.sends(op).bytes, program.receives(op).bytes));
-    if (!is_of_tensor(op.kind)) return 20e-6 + bytes / 45e9;
-    return in_servers ? 15e-6 + bytes / 350e9 : 0;
-  };
-  double end = 0;
-  for (const PlayedTime& rank : played_times(programs, seconds, message_s, channels))
-    end = std::max(end, rank.end_s);
-  return end;
-}
-
-TEST(CounterPhase, leaves_little_of_what_travels_in_servers_to_be_waited_for) {
-  for (const int pieces : {1, 4}) {
-    const Llama8b model(pieces);
-    const std::vector<Program> in_turn = model.programs(build_in_turn),
-                               counter_phase = model.programs(build_counter_phase);
-    EXPECT_THAT(validate(counter_phase), IsEmpty());
-    for (const Channels channels : {Channels::kOfEach, Channels::kOne}) {
-      const double alone = end_of(in_turn, channels, false),
-                   blocking = end_of(in_turn, channels, true) - alone,
-                   ends = end_of(counter_phase, channels, true),
-                   exposed = ends - end_of(counter_phase, channels, false);
-      fmt::print(
-          "documents in {}, {}: blocking {:.4f} of {:.3f} s, counter-phase {:.4f} of {:.3f}\n",
-          pieces, channels == Channels::kOne ? "one channel" : "own channels", blocking,
-          alone + blocking, exposed, ends);
-      EXPECT_GT(blocking, 0.05 * alone);
-      EXPECT_LE(exposed, blocking / 10);
-      EXPECT_LE(ends, 1.01 * alone) << "nor does anything else take longer";
-    }
-  }
-}
-
-/// Two ranks of a server that gather rows twice; rank 1 in the other order if `crossed`.
-std::vector<Program> gathering_ranks(bool crossed) {
-  std::vector<Program> programs(2);
-  for (int rank = 0; rank < 2; ++rank) {
-    Program& program = programs[rank];
-    program.stage.tensor = {.size = 2, .index = rank};
-    program.tensor_rows.resize(1);
-    program.tensor_rows[0].gather_sends.add(1 - rank, 64);
-    program.tensor_rows[0].gather_receives.add(1 - rank, 64);
-    for (const uint32_t place : {0, 1}) {
-      program.ops.push_back({.kind = OpKind::kGatherRows,
-                             .stream = Stream::kComm,
-                             .nano_batch = 0,
-                             .tag = crossed && rank == 1 ? 2 - place : 1 + place});
-    }
-  }
-  return programs;
-}
-
-TEST(PlayedTime, communications_that_end_in_order_may_wait_in_a_circle_which_is_a_check) {
-  const auto second = [](int, const Op&) { return 1.; };
-  const auto end_s = [&](bool crossed, Channels channels) {
-    return played_times(gathering_ranks(crossed), second, second, channels)[0].end_s;
-  };
-  EXPECT_EQ(end_s(false, Channels::kOne), 2);
-  EXPECT_EQ(end_s(false, Channels::kOfEach), 1);
-  EXPECT_EQ(end_s(true, Channels::kOfEach), 1);
-  EXPECT_THROW(end_s(true, Channels::kOne), CheckFailure);
 }
 
 /// The program with operation `from` at `to`.

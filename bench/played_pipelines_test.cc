@@ -1,4 +1,4 @@
-#include "distca/program/played_time.h"
+// The orders of a pipeline, played by prices: how long a step takes if messages take no time.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -10,50 +10,52 @@
 
 #include "bench/pipeline_setup.h"
 #include "distca/program/validate/validate.h"
+#include "distca/sim/player.h"
 
 namespace distca::bench {
 namespace {
 
+TimedStep played(const PacedStep& step, double message_s = 0) {
+  const RatePrices prices([&](int rank, const Op& op) { return step.seconds(rank, op); });
+  const Wire wire{.between = {.latency_ps = static_cast<int64_t>(message_s * 1e12)}};
+  return timed_step(step.programs(), prices, wire);
+}
+
 double end_of(const PacedStep& step, double message_s = 0) {
-  const auto price = [&](int rank, const Op& op) { return step.seconds(rank, op); };
-  double end = 0;
-  for (const PlayedTime& rank : played_times(step.programs(), price, message_s))
-    end = std::max(end, rank.end_s);
-  return end;
+  return 1e-12 * static_cast<double>(played(step, message_s).length_ps);
 }
 
 PacedSetting setting(int stages, int micro_batches) {
   return {.stages = stages, .micro_batches = micro_batches, .layers = 2};
 }
 
-TEST(PlayedTime, a_single_micro_batch_goes_through_one_stage_after_another) {
+TEST(PlayedPipeline, a_single_micro_batch_goes_through_one_stage_after_another) {
   const PacedStep step(setting(4, 1), PipelineArm::kHomePairs);
   EXPECT_NEAR(end_of(step), 4 * step.busy_seconds(), 1e-9);
   // Three p2p messages each way.
   EXPECT_NEAR(end_of(step, /*message_s=*/0.5), 4 * step.busy_seconds() + 6 * 0.5, 1e-9);
 }
 
-TEST(PlayedTime, one_stage_is_never_waited_for) {
+TEST(PlayedPipeline, one_stage_is_never_waited_for) {
   for (const PipelineArm arm : {PipelineArm::kHomeSingles, PipelineArm::kWholeEven}) {
     const PacedStep step(setting(1, 3), arm);
     EXPECT_NEAR(end_of(step), step.busy_seconds(), 1e-9);
   }
 }
 
-TEST(PlayedTime, every_rank_works_its_prices_and_ends_no_sooner) {
+TEST(PlayedPipeline, every_rank_works_its_prices_and_ends_no_sooner) {
   const PacedStep step(setting(4, 4), PipelineArm::kWholeEven);
-  const auto price = [&](int rank, const Op& op) { return step.seconds(rank, op); };
   double worked = 0;
-  for (const PlayedTime& rank : played_times(step.programs(), price, 0)) {
-    EXPECT_GE(rank.end_s, rank.worked_s);
-    worked += rank.worked_s / 4;
+  for (const RankTime& rank : played(step).ranks) {
+    EXPECT_GE(rank.end_ps, rank.computed_ps);
+    worked += 1e-12 * static_cast<double>(rank.computed_ps) / 4;
   }
   EXPECT_NEAR(worked, step.busy_seconds(), 1e-9);
 }
 
 /// The order of the operations makes ranks wait for no more than the plans say: a layer's latency a
 /// tick.
-TEST(PlayedTime, aligned_ticks_last_as_long_as_they_are_planned) {
+TEST(PlayedPipeline, aligned_ticks_last_as_long_as_they_are_planned) {
   for (const double share : {0.25, 0.4, 0.6}) {
     PacedSetting eight = setting(4, 8);
     eight.layers = 8;
@@ -72,7 +74,7 @@ struct Filled {
   double most_of_1, most_of_2, most_mixed;
 };
 
-TEST(PlayedTime, weight_gradients_that_wait_fill_ticks) {
+TEST(PlayedPipeline, weight_gradients_that_wait_fill_ticks) {
   for (const Filled& row :
        {Filled{2, 4, 0.40, 1.025, 1.020, 1.020}, Filled{4, 8, 0.25, 1.14, 1.10, 1.105},
         Filled{4, 8, 0.40, 1.07, 1.06, 1.06}, Filled{4, 8, 0.60, 1.03, 1.025, 1.025},
@@ -99,7 +101,7 @@ TEST(PlayedTime, weight_gradients_that_wait_fill_ticks) {
 }
 
 /// A rank that only serves would have nothing to do until the first dispatch has arrived.
-TEST(PlayedTime, weight_gradients_begin_before_the_first_core_attention_of_their_tick) {
+TEST(PlayedPipeline, weight_gradients_begin_before_the_first_core_attention_of_their_tick) {
   for (const PipelineArm arm : {PipelineArm::kWaits2, PipelineArm::kMixed2}) {
     int ticks = 0;
     for (const Program& program : PacedStep(setting(4, 8), arm).programs()) {

@@ -1,0 +1,37 @@
+#pragma once
+// Parts that recorded_paced.cc and recorded_computed.cc share: lines of a benchmark, and figures
+// that no record has. Any thread may call the functions.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "bench/recorded.h"
+#include "distca/base/json.h"
+#include "distca/sim/player.h"
+
+namespace distca::bench {
+
+/// A measurement: the lines that follow a "setting" or the like.
+struct RecordedBlock {
+  Json head;
+  std::vector<Json> before;  // since the measurement before
+  std::vector<Json> lines;
+
+  /// The rounds that have an arm.
+  std::vector<Json> rounds_of(const std::string& arm) const;
+  double median_of(const std::string& arm, const char* figure) const;
+};
+std::vector<RecordedBlock> recorded_blocks(const std::filesystem::path& path,
+                                           const std::string& head);
+
+/// Assumed of ranks that are processes of one machine and use Gloo: a communication takes 60 us to
+/// issue, copies 4 GB/s, and the kernel's and Gloo's part of a core 3 GB/s.
+ThreadRates assumed_rates();
+/// A rank that waits for a message has to wake up first: 75 us, assumed.
+Wire assumed_wire(int64_t bytes_per_s, int64_t burst_bytes = 0);
+Wire loopback();  // 4 GB/s, assumed
+
+double seconds_of(const std::vector<Program>& programs, const OpPrices& prices, const Wire& wire);
+
+}  // namespace distca::bench

@@ -1,0 +1,70 @@
+#pragma once
+// Predicts a step of a run on a machine, without running anything (`distca simulate`): the plans
+// and programs of the run itself, played by prices (sim/player.h, forecast/op_prices.h).
+//
+//     const SimulatedStep step = simulate_step(config, batch, num_workers,
+//     machine_by_name("h200")); fmt::print("{:.3f} s\n", step.seconds);
+//
+// Any thread may call the function.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "distca/config/config.h"
+#include "distca/cost/machine.h"
+#include "distca/forecast/memory_peak.h"
+#include "distca/forecast/plan_figures.h"
+#include "distca/forecast/plan_request.h"
+
+namespace distca {
+
+/// Seconds of a rank's step. The parts add up to the step.
+struct StepParts {
+  double attention = 0;  // core attention
+  double linear = 0;     // all other operations that compute
+  double copied = 0;     // packing what is sent, putting in place what has arrived
+  double issued = 0;     // handing messages to the network
+  double late = 0;       // waits for peers that had not begun to send or receive
+  double exposed = 0;    // waits for messages that were under way
+  double idle = 0;       // behind its last operation, until the last rank's
+  double computed() const { return attention + linear; }
+};
+
+/// The ranks of a stage, or the dedicated servers.
+struct SimulatedStage {
+  std::string name;   // "stage 0", "servers"; "workers" without a pipeline
+  StepParts mean;     // over its ranks
+  int peak_rank = 0;  // the one whose tensors take most
+  PeakMemory peak;
+};
+
+/// How much shorter a step is if a number of the machine is better by kBetter.
+struct Sensitivity {
+  MachineNumber number;
+  double shorter = 0;  // share of the step
+};
+inline constexpr double kBetter = 0.2;
+
+struct SimulatedStep {
+  PlanFigures figures;
+  double seconds = 0;
+  /// Nobody could be faster whose ranks never waited: what all of them compute, over their number.
+  double busy_s = 0;
+  /// If core attention were even at no cost, and nothing else: the most linear work of a rank, and
+  /// the mean of core attention.
+  double even_attention_s = 0;
+  double tokens_per_s = 0;
+  double share_of_peak = 0;  // model FLOP/s (LlamaConfig::train_flops) over the peak of all ranks
+  std::vector<SimulatedStage> stages;
+  std::vector<Sensitivity> sensitivities;  // the largest first; those that change nothing left out
+  /// Ranks that divide layers evenly are alike: one of each server was played.
+  bool one_of_each_server = false;
+};
+
+/// The batch must be one of the run's. Throws as plan_later_batch does, and Error(kUsage) where
+/// the programs of all ranks are too large to be looked at together.
+SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_workers,
+                            const Machine& machine);
+
+}  // namespace distca

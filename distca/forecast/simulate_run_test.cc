@@ -1,0 +1,148 @@
+#include "distca/forecast/simulate_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "distca/forecast/batch_programs.h"
+#include "distca/forecast/op_prices.h"
+#include "distca/sim/player.h"
+
+namespace distca {
+namespace {
+
+const std::vector<std::string> kModel = {"model.hidden_size=1024",
+                                         "model.intermediate_size=2048",
+                                         "model.num_attention_heads=8",
+                                         "model.num_key_value_heads=2",
+                                         "model.head_dim=128",
+                                         "model.num_hidden_layers=4",
+                                         "model.vocab_size=512",
+                                         "model.dtype=bfloat16",
+                                         "batch.nano_batch_tokens=16384",
+                                         "batch.max_document_tokens=16384"};
+
+Batch batch_of(int nano_batches) {
+  const std::vector<std::vector<int64_t>> kinds = {{12000, 3000, 1384}, {9000, 7000, 384}};
+  Batch batch;
+  for (int i = 0; i < nano_batches; ++i)
+    batch.push_back({.nano_batch = NanoBatch::from_lengths(kinds[i % 2]), .sources = {}});
+  return batch;
+}
+
+SimulatedStep simulate(std::vector<std::string> overrides, int workers, int nano_batches = 2,
+                       const Machine& machine = machine_by_name("h200")) {
+  overrides.insert(overrides.begin(), kModel.begin(), kModel.end());
+  overrides.push_back("batch.nano_batches=" + std::to_string(nano_batches));
+  const Config config = load_config("", overrides);
+  return simulate_step(config, batch_of(nano_batches), workers, machine);
+}
+
+double all_of(const StepParts& parts) {
+  return parts.computed() + parts.copied + parts.issued + parts.late + parts.exposed + parts.idle;
+}
+
+TEST(SimulateStep, parts_of_every_stage_add_up_to_the_step) {
+  for (const auto& [overrides, workers] :
+       {std::pair{std::vector<std::string>{}, 3},
+        std::pair{std::vector<std::string>{"servers.dedicated=1", "train.overlap=within"}, 2},
+        std::pair{std::vector<std::string>{"parallel.pipeline_model_parallel_size=2"}, 4},
+        std::pair{std::vector<std::string>{"parallel.tensor_model_parallel_size=2",
+                                           "parallel.use_distributed_optimizer=true"},
+                  4}}) {
+    const SimulatedStep step = simulate(overrides, workers, 4);
+    ASSERT_FALSE(step.stages.empty());
+    for (const SimulatedStage& stage : step.stages) {
+      EXPECT_NEAR(all_of(stage.mean), step.seconds, 1e-9) << stage.name;
+      EXPECT_GT(stage.peak.total(), 0) << stage.name;
+    }
+    EXPECT_LT(step.busy_s, step.seconds);
+    EXPECT_LT(step.even_attention_s, 1.0001 * step.seconds);
+    EXPECT_GT(step.share_of_peak, 0);
+  }
+}
+
+TEST(SimulateStep, stages_and_servers_have_names) {
+  const auto names = [](const SimulatedStep& step) {
+    std::vector<std::string> all;
+    for (const SimulatedStage& stage : step.stages) all.push_back(stage.name);
+    return all;
+  };
+  EXPECT_THAT(names(simulate({}, 2)), ::testing::ElementsAre("workers"));
+  EXPECT_THAT(
+      names(simulate({"parallel.pipeline_model_parallel_size=2", "servers.dedicated=1"}, 4, 4)),
+      ::testing::ElementsAre("stage 0", "stage 1", "servers"));
+}
+
+/// A worker alone waits for nobody: a step is what it computes, at the rates of the machine.
+TEST(SimulateStep, one_worker_takes_what_it_computes) {
+  const Machine machine = machine_by_name("h200");
+  const SimulatedStep step = simulate({}, 1);
+  EXPECT_NEAR(step.busy_s, step.seconds, 1e-9);
+  EXPECT_NEAR(step.even_attention_s, step.seconds, 1e-9);
+  EXPECT_NEAR(step.tokens_per_s, 2 * 16384 / step.seconds, 1e-6);
+  const StepParts& mean = step.stages[0].mean;
+  EXPECT_EQ(mean.late + mean.exposed + mean.idle + mean.copied + mean.issued, 0);
+  // 4 calls of each layer take 25 us each; with the rate doubled the tasks take half.
+  Machine doubled = machine;
+  doubled.at(MachineNumber::kAttentionRate).value = 2;
+  const double calls = 16 * 25e-6;
+  const double attention = simulate({}, 1, 2, doubled).stages[0].mean.attention;
+  EXPECT_NEAR(2 * (attention - calls), mean.attention - calls, 1e-9);
+}
+
+TEST(SimulateStep, recomputing_all_computes_a_third_of_the_linear_work_again) {
+  const double once = simulate({}, 1).stages[0].mean.linear;
+  const double again = simulate({"train.recompute=full"}, 1).stages[0].mean.linear;
+  EXPECT_GT(again, 1.25 * once);
+  EXPECT_LT(again, 1.34 * once);
+}
+
+TEST(SimulateStep, what_would_help_most_stands_first) {
+  Machine machine = machine_by_name("h200");
+  machine.at(MachineNumber::kBetweenGbPerS).value = 0.5;  // messages take nearly all of the step
+  machine.at(MachineNumber::kRanksPerNode).value = 1;
+  const SimulatedStep step = simulate({"train.overlap=none"}, 2, 2, machine);
+  ASSERT_FALSE(step.sensitivities.empty());
+  EXPECT_EQ(step.sensitivities[0].number, MachineNumber::kBetweenGbPerS);
+  EXPECT_GT(step.sensitivities[0].shorter, 0.1);
+  EXPECT_LT(step.sensitivities[0].shorter, 0.17) << "a sixth of what bytes take";
+}
+
+TEST(SimulateStep, ranks_that_divide_layers_evenly_are_played_as_one) {
+  EXPECT_TRUE(simulate({"parallel.tensor_model_parallel_size=2"}, 4).one_of_each_server);
+  EXPECT_FALSE(simulate({}, 4).one_of_each_server);
+  EXPECT_FALSE(simulate({"parallel.tensor_model_parallel_size=2", "model.vocab_size=513"}, 4)
+                   .one_of_each_server);
+}
+
+/// With sums of gradients, some of which all ranks of a stage share, too.
+TEST(SimulateStep, one_rank_of_each_server_takes_as_long_as_all) {
+  std::vector<std::string> overrides = kModel;
+  overrides.insert(overrides.end(),
+                   {"parallel.tensor_model_parallel_size=2", "batch.nano_batches=2",
+                    "parallel.use_distributed_optimizer=true"});
+  const Config config = load_config("", overrides);
+  const BatchPlans plans = plan_later_batch(config, batch_of(2), /*num_workers=*/4);
+  const BatchPrograms made(config, plans, ProgramRequest::Kind::kTrain, 4);
+  std::vector<Program> all, firsts;
+  for (int rank = 0; rank < 4; ++rank) all.push_back(made.of(rank));
+  for (const int rank : {0, 2}) firsts.push_back(made.of(rank));
+  const Machine machine = machine_by_name("h200");
+  for (const bool in_order : {false, true}) {
+    Wire wire = wire_of(machine);
+    wire.in_order = in_order;
+    const auto seconds = [&](const std::vector<Program>& programs) {
+      return 1e-12 *
+             static_cast<double>(
+                 timed_step(programs, MachinePrices(config, machine, programs), wire).length_ps);
+    };
+    EXPECT_NEAR(seconds(firsts) / seconds(all), 1, 0.002) << in_order;
+  }
+}
+
+}  // namespace
+}  // namespace distca
