@@ -10,14 +10,14 @@
 // needs.
 //
 // Messages. A message moves once its sender and its receiver have both started the communication
-// (rendezvous, as Gloo and NCCL do it). The receiver's word that it has travels behind what the
-// receiver has sent before, as in a connection of Gloo. All messages that a rank sends in one
-// communication share its port evenly; the next communication follows as if no receiver had been
-// late, so one peer that is late does not hold up the others. Messages that a rank receives in one
-// communication arrive in the order in which they began to move, at the rate of its port. A
-// communication is over for a rank once all that it receives is there. With Wire::in_order, a
-// rank's communications have the ports to themselves, one after another, each once its peers are at
-// it, too.
+// (rendezvous, as Gloo and NCCL do it). A receiver tells the sender that it has, and this
+// word travels behind what the receiver has sent before, as in a connection of Gloo. All messages
+// that a rank sends in one communication share its port evenly; the next communication follows as
+// if no receiver had been late, so one peer that is late does not hold up the others. Messages that
+// a rank receives in one communication arrive in the order in which they began to move, at the rate
+// of its port. A communication is over for a rank once all that it receives is there. With
+// Wire::in_order, a rank's communications have the ports to themselves, one after another, each
+// once its peers are at it, too.
 //
 // Every time is a sum of prices along waits, or the latest of such. So with fixed programs a
 // cheaper operation or a faster wire never makes a step longer, and the order in which ranks are
