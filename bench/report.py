@@ -21,6 +21,7 @@ import tempfile
 
 import report_context
 import report_pipeline
+import report_predicted
 import report_python
 import report_steps
 import report_tables
@@ -33,7 +34,7 @@ def report(lines, markdown=False):
     made = Report(head["bench"], markdown)
     made.say("{bench}: {machine}; {date}; commit {commit}, {build} build, {compiler}".format_map(head)
              + (f", PyTorch {head['torch']}" if head["torch"] else ""))
-    rooms = (report_tables, report_steps, report_pipeline, report_python, report_context)
+    rooms = (report_tables, report_steps, report_pipeline, report_predicted, report_python, report_context)
     tables = next(module for module in rooms if hasattr(module, head["bench"]))
     getattr(tables, head["bench"])(made, head, measured)
     return made

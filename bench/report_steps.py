@@ -190,17 +190,6 @@ def judge_idle(out, ours, again, control):
                   is_difference=True)
 
 
-def judge_packing(out, ours, again, packing):
-    """How far what our steps estimate of plain packing lies from the packing arm, either way, both in times ours."""
-    def apart(arm):
-        return difference(quotient(arm["plain_packing_s"], arm["seconds"]), quotient(packing["seconds"], arm["seconds"]))
-
-    found = apart(ours)
-    far = [-points for points in found] if median(found) < 0 else found
-    return Figure(estimate(far), estimate(difference(found, apart(again))), len(found), out.bar("packing_estimate"),
-                  is_difference=True)
-
-
 def times_ours(rival, ours, again):
     """A rival's seconds over ours, with ours against itself as the control, and who is faster."""
     figure = Figure(ratio(rival, ours), ratio(again, ours), len(ours), 1)
@@ -257,13 +246,6 @@ def training_source(out, head, peak, lines):
     above, itself = (f"{100 * e.median:+.2f} ({e.text(2, DOTS, 100, '+')})" for e in (idle.reached, idle.control))
     out.say(f"Idle, ours less equal documents, in points: {above}; ours less ours again: {itself}; bar {100 * idle.bar:.0f}: "
             f"{out.judge(idle)}")
-    for packing in (arm for arm in arms if "plain_packing_s" in ours and arm["arm"] == "local"):
-        figure = judge_packing(out, ours, again, packing)
-        guessed, measured = (ratio(seconds, ours["seconds"]) for seconds in (ours["plain_packing_s"], packing["seconds"]))
-        out.say(f"Plain packing takes {guessed.median:.3f} ({guessed.text(to=DOTS)}) times ours by the estimate from our steps, "
-                f"{measured.median:.3f} measured (local);\napart, in points: {100 * figure.reached.median:.2f} "
-                f"({figure.reached.text(2, DOTS, 100)}); from ours again: {figure.control.text(2, DOTS, 100)}; "
-                f"bar {100 * figure.bar:.0f}: {out.judge(figure)}")
 
 
 MACHINES, MACHINES_LEFT = 2, 1.5

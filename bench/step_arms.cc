@@ -3,7 +3,6 @@
 #include "distca/base/clock.h"
 #include "distca/base/random.h"
 #include "distca/comm/collectives.h"
-#include "distca/plan/plain_packing_time.h"
 #include "distca/train/speed_sample.h"
 
 namespace distca::bench {
@@ -81,15 +80,7 @@ PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch) {
 
 StepFigures StepPlayer::run(size_t index, const BatchLengths& batch) {
   const std::vector<PlayedStep> ranks = all_gather(comm_, play(index, batch), "figures of a step");
-  StepFigures figures = figures_of(ranks);
-  const StepArm& arm = arms_.at(index).arm;
-  if (!arm.packing) return figures;
-  std::vector<RankSample> samples;
-  for (const PlayedStep& rank : ranks) samples.push_back(rank.sample);
-  const PackedWork packed = packed_work(plan_step(arm, llama_.config(), batch, comm_.size()),
-                                        arm.profile, *arm.packing == Overlap::kPingPong ? 2 : 1);
-  figures.plain_packing_s = figures.seconds + plain_packing_adds_s(samples, packed);
-  return figures;
+  return figures_of(ranks);
 }
 
 }  // namespace distca::bench

@@ -45,9 +45,6 @@ struct StepFigures {
   double core_idle_share = 0;
   double loss = 0;           // sum over ranks, nats
   double gradient_norm = 0;  // norm on the first rank
-  /// How long it would have taken under plain packing, estimated from the ranks' samples as a run
-  /// does (plan/plain_packing_time.h). 0 means that it was not estimated.
-  double plain_packing_s = 0;
 };
 StepFigures figures_of(std::span<const PlayedStep> ranks);
 

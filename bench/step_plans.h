@@ -27,9 +27,6 @@ struct StepArm {
   int64_t max_tokens_per_worker = 0;   // cap for one nano-batch. 0 means no cap.
   std::vector<int64_t> capacity = {};  // [workers] integers. Empty means all alike.
   std::shared_ptr<const AttentionProfile> profile = {};  // without it, load is counted in pairs
-  /// Plain packing is estimated from this arm's steps, as if played in this mode. Without a mode it
-  /// is not estimated.
-  std::optional<Overlap> packing = {};
 };
 
 /// [nano-batch]. Throws Error(kPlan) where the scheduler refuses one.

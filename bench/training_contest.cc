@@ -69,7 +69,6 @@ class Contest {
   }
 
   size_t choose(size_t arm, const BatchSource& source, const BatchLengths& equal);
-  void estimate_packing(const std::vector<size_t>& chosen);
 
   const ContestOptions& options_;
   Communicator& comm_;
@@ -161,15 +160,6 @@ size_t Contest::choose(size_t arm, const BatchSource& source, const BatchLengths
   return fastest(seconds);
 }
 
-/// From here on, steps of ours say what plain packing would take, played as its arm is. `chosen`:
-/// [arm] the way that it takes.
-void Contest::estimate_packing(const std::vector<size_t>& chosen) {
-  const auto packing = std::ranges::find(arms_, kPacking, &Contestant::name);
-  if (packing == arms_.end()) return;
-  const size_t way = chosen[packing - arms_.begin()];
-  player_.arm(ways_[kOurs][chosen[kOurs]]).packing = packing->ways[way].step.overlap;
-}
-
 void Contest::run(const BatchSource& source) {
   DISTCA_CHECK_EQ(source.batches.size(), static_cast<size_t>(num_batches(options_.rounds)));
   const BatchLengths equal = typical_equal_documents(options_.shape, source);
@@ -200,7 +190,6 @@ void Contest::run(const BatchSource& source) {
       return player_.run(way, of(round));
     });
   }
-  estimate_packing(chosen);
   if (with_ddp_) {
     write_arm("PyTorch DDP", "no_sync, sdpa a document");
     documents.push_back([&](int round) {
@@ -218,7 +207,6 @@ void Contest::run(const BatchSource& source) {
                      {"idle_share", step.idle_share},
                      {"core_idle_share", step.core_idle_share},
                      {"flops", options_.model.train_flops(num_tokens(batch), num_pairs(batch))}};
-      if (step.plain_packing_s > 0) figure["plain_packing_s"] = step.plain_packing_s;
       arms.push_back(std::move(figure));
     }
     write("round", {{"arms", arms}});

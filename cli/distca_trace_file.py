@@ -1,4 +1,4 @@
-"""Reads traces of `distca train --trace` for distca_trace.py, beside which it lies."""
+"""Reads traces of `distca train --trace` and `distca simulate --trace` for distca_trace.py, beside which it lies."""
 
 import functools
 import json
@@ -98,8 +98,56 @@ def compact(thing):
         return fault
 
 
+def check_other(other):
+    """Raises a Fault unless "otherData" is a trace's."""
+    if member(other, "program", str) != "distca":
+        raise Fault("of another program")
+    for key in ("version", "commit", "overlap"):
+        member(other, key, str)
+    for rank in member(other, "ranks", list):
+        if member(rank, "role") not in ("worker", "server"):
+            raise Fault(f'"role" is {shown(rank["role"])}: expected worker or server')
+        for key, least in (("clock_offset_s", -1e18), ("clock_drift", -1), ("clock_uncertainty_s", 0)):
+            number(rank, key, least, 1e18)
+        for key in ("stage", "tensor", "rank"):
+            integer(rank.get(key, 0), key)
+    if "predicted" in other:
+        member(other["predicted"], "machine", str)
+        for key in ("num_ranks", "alike"):
+            if integer(member(other["predicted"], key), key) == 0:
+                raise Fault(f'"{key}" is 0')
+
+
+def alike_ranks(other):
+    """The number of neighbouring ranks for which the first one stands: above 1 in predicted traces alone."""
+    return other.get("predicted", {}).get("alike", 1)
+
+
+def placed(events, other):
+    """The events with the places of ranks in "ranks" as their numbers; a rank that the file has not is -1.
+
+    They differ where the file has some ranks of a run alone. Who does the same as a rank of the file stands for it.
+    """
+    ranks = other["ranks"]
+    places = {rank.get("rank", place): place for place, rank in enumerate(ranks)}
+    if len(places) < len(ranks):
+        raise Fault('two of "ranks" have the same "rank"')
+    for rank in {event.rank for event in events}:
+        if rank not in places:
+            raise Fault(f'an event of rank {rank}, "otherData" names {len(ranks)} ranks')
+    if not any("rank" in rank for rank in ranks):
+        return events
+    alike = alike_ranks(other)
+
+    def places_of(peers):
+        return list(dict.fromkeys(places.get(peer, places.get(peer - peer % alike, -1)) for peer in peers))
+
+    return [event._replace(rank=places[event.rank], awaited=places_of(event.awaited), to=places_of(event.to))
+            for event in events]
+
+
 def read_trace(path):
-    """("otherData", events) of a trace that `distca train --trace` wrote."""
+    """("otherData", events) of a trace. Ranks of events are places in "ranks"."""
     try:
         with open(path, encoding="utf-8") as file:
             root = json.load(file, object_hook=compact)
@@ -113,21 +161,7 @@ def read_trace(path):
             if event is not None and not isinstance(event, Event):
                 raise Fault(f"traceEvents[{index}]: {event if isinstance(event, Fault) else 'no event'}")
         other = member(root, "otherData")
-        if member(other, "program", str) != "distca":
-            raise Fault("of another program")
-        for key in ("version", "commit", "overlap"):
-            member(other, key, str)
-        for rank in member(other, "ranks", list):
-            if member(rank, "role") not in ("worker", "server"):
-                raise Fault(f'"role" is {shown(rank["role"])}: expected worker or server')
-            for key, least in (("clock_offset_s", -1e18), ("clock_drift", -1), ("clock_uncertainty_s", 0)):
-                number(rank, key, least, 1e18)
-            for key in ("stage", "tensor"):
-                integer(rank.get(key, 0), key)
-        events = [event for event in events if event]
-        most = max((event.rank for event in events), default=-1)
-        if most >= len(other["ranks"]):
-            raise Fault(f'an event of rank {most}, "otherData" names {len(other["ranks"])} ranks')
-        return other, events
+        check_other(other)
+        return other, placed([event for event in events if event], other)
     except Fault as fault:
         fail(f"{path}: not a trace that `distca train --trace` wrote: {fault}")

@@ -124,7 +124,7 @@ int run(int argc, char** argv) {
 #ifdef DISTCA_WITH_TORCH
   distca::cli::add_evaluate(app, &exit_code);
   distca::cli::add_generate(app);
-  distca::cli::add_profile(app);
+  distca::cli::add_profile(app, &exit_code);
   distca::cli::add_train(app, &exit_code, distca::cli::run_train);
   distca::cli::add_verify(app);
 #endif

@@ -1,5 +1,6 @@
 // distca profile: how long core attention takes on this machine, as a profile that plans balance by
-// (docs/profile_format.md).
+// (docs/profile_format.md), or all that a run does, as a machine on which `distca simulate`
+// predicts it (docs/simulator.md).
 
 #include <ATen/Parallel.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "cli/options.h"
+#include "cli/profile_machine.h"
 #include "cli/profile_measure.h"
 #include "cli/verbs.h"
 #include "distca/base/build_info.h"
@@ -27,8 +29,6 @@ namespace {
 constexpr int64_t kMostMeasuredTokens = 1 << 20;
 
 void check_arguments(const ProfileArguments& arguments) {
-  DISTCA_THROW_IF(!arguments.attention, ErrorKind::kUsage,
-                  "profile: say what to measure: --attention");
   DISTCA_THROW_IF(arguments.heads % arguments.kv_heads != 0, ErrorKind::kUsage,
                   "--heads {}: must be a multiple of --kv-heads {}", arguments.heads,
                   arguments.kv_heads);
@@ -123,31 +123,58 @@ void run_profile(const ProfileArguments& arguments) {
 
 }  // namespace
 
-void add_profile(CLI::App& app) {
+void add_profile(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<ProfileArguments>();
-  CLI::App* verb = app.add_subcommand("profile", "Measure this machine for plans");
-  verb->add_flag("--attention", arguments->attention,
-                 "Core attention, forward and backward, over a grid of queries and keys");
+  auto machine = std::make_shared<MachineArguments>();
+  CLI::App* verb = app.add_subcommand("profile", "Measure this machine, for plans and predictions");
+  CLI::Option* attention =
+      verb->add_flag("--attention", arguments->attention,
+                     "Core attention, forward and backward, over a grid of queries and keys");
+  CLI::Option* of_run = verb->add_flag(
+      "--machine", machine->asked,
+      "All that the steps of a run do, for distca simulate --machine; needs --config");
+  of_run->excludes(attention);
   constexpr int kMost = 1024;
-  number(*verb, "--heads", arguments->heads, 1, kMost, "Query heads of one rank");
-  number(*verb, "--kv-heads", arguments->kv_heads, 1, kMost, "Key and value heads of one rank");
-  number(*verb, "--head-dim", arguments->head_dim, 1, kMost, "Of queries, keys and values");
-  number_type(*verb, "--dtype", arguments->dtype, {"bfloat16", "float32", "float64"},
-              "Computed in");
-  verb->add_option("--kernel", arguments->kernel, "As attention.kernel in training")
-      ->check(CLI::IsMember(kernel_names()))
-      ->capture_default_str();
-  number(*verb, "--max-tokens", arguments->max_tokens, 128, kMostMeasuredTokens,
-         "Most queries and keys measured; beyond, plans go by pairs");
-  number(*verb, "--threads", arguments->threads, 1, kMost,
-         "Of one call, as train.threads_per_rank");
+  std::vector<CLI::Option*> of_attention = {
+      number(*verb, "--heads", arguments->heads, 1, kMost, "Query heads of one rank"),
+      number(*verb, "--kv-heads", arguments->kv_heads, 1, kMost, "Key and value heads of one rank"),
+      number(*verb, "--head-dim", arguments->head_dim, 1, kMost, "Of queries, keys and values"),
+      number_type(*verb, "--dtype", arguments->dtype, {"bfloat16", "float32", "float64"},
+                  "Computed in"),
+      verb->add_option("--kernel", arguments->kernel, "As attention.kernel in training")
+          ->check(CLI::IsMember(kernel_names()))
+          ->capture_default_str(),
+      number(*verb, "--max-tokens", arguments->max_tokens, 128, kMostMeasuredTokens,
+             "Most queries and keys measured; beyond, plans go by pairs"),
+      number(*verb, "--threads", arguments->threads, 1, kMost,
+             "Of one call, as train.threads_per_rank")};
+  for (CLI::Option* option : of_attention) option->excludes(of_run);
+  for (CLI::Option* option :
+       {verb->add_option("--config", machine->config, "With --machine: as of distca train")
+            ->type_name("FILE"),
+        verb->add_option("overrides", machine->overrides, "With --machine: as of distca train")
+            ->type_name("KEY=VALUE"),
+        number(*verb, "--workers", machine->workers, 1, kMostRanks,
+               "With --machine: ranks that hold weights, all at work while it is measured")})
+    option->needs(of_run);
   number(*verb, "--seconds", arguments->seconds, 0, 1e6,
-         "Most time, if one call of each task takes no longer");
-  verb->add_option("--out", arguments->out, "The profile (docs/profile_format.md)")->required();
+         "Most time for core attention, if one call of each task takes no longer; with --machine "
+         "also for steps, if three rounds of them take no longer");
+  verb->add_option("--out", arguments->out, "The file (docs/profile_format.md, docs/simulator.md)")
+      ->required();
   verb->footer(
-      "Example:  distca profile --attention --heads 4 --kv-heads 2 --head-dim 64 --out "
-      "profile.json");
-  verb->callback([arguments] { run_profile(*arguments); });
+      "Attention alone:  distca profile --attention --heads 4 --kv-heads 2 --head-dim 64 --out "
+      "profile.json\n"
+      "Example:  distca profile --machine --config configs/laptop.toml --workers 2 --out "
+      "machine.json");
+  verb->callback([arguments, machine, exit_code] {
+    DISTCA_THROW_IF(!arguments->attention && !machine->asked, ErrorKind::kUsage,
+                    "profile: say what to measure: --attention or --machine");
+    if (!machine->asked) return run_profile(*arguments);
+    machine->seconds = arguments->seconds;
+    machine->out = arguments->out;
+    *exit_code = profile_machine(*machine);
+  });
 }
 
 }  // namespace distca::cli

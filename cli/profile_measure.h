@@ -17,9 +17,10 @@ namespace distca::cli {
 
 constexpr size_t kRounds = 5;  // calls wanted of each task
 
-/// The options of `distca profile`, with their defaults. `distca profile --help` explains each.
+/// The options of `distca profile --attention`, with their defaults. `distca profile --help`
+/// explains each.
 struct ProfileArguments {
-  bool attention = false;  // required: there is nothing else to profile
+  bool attention = false;
   int64_t heads = 4;
   int64_t kv_heads = 1;
   int64_t head_dim = 128;

@@ -1,15 +1,22 @@
 // distca simulate: what a step of a training would take on a machine, predicted without running it.
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/asked_step.h"
+#include "cli/find_best.h"
 #include "cli/options.h"
+#include "cli/plan_file.h"
 #include "cli/verbs.h"
+#include "distca/base/error.h"
+#include "distca/base/file.h"
 #include "distca/base/json.h"
 #include "distca/base/text.h"
 #include "distca/config/run_grid.h"
@@ -20,6 +27,9 @@ namespace {
 
 struct SimulateArguments : StepArguments {
   std::string machine = "h200";
+  std::string trace;  // a file. Empty means not given.
+  bool find_best = false;
+  int gpus = 0;  // 0 means not given.
   bool json = false;
 };
 
@@ -27,13 +37,14 @@ struct PartRow {
   const char* name;
   double StepParts::*part;
 };
-constexpr std::array<PartRow, 7> kParts{{{"attention", &StepParts::attention},
+constexpr std::array<PartRow, 8> kParts{{{"attention", &StepParts::attention},
                                          {"linear", &StepParts::linear},
                                          {"copies", &StepParts::copied},
                                          {"issues", &StepParts::issued},
                                          {"waits for peers", &StepParts::late},
                                          {"waits for bytes", &StepParts::exposed},
-                                         {"idle at the end", &StepParts::idle}}};
+                                         {"idle at the end", &StepParts::idle},
+                                         {"besides", &StepParts::besides}}};
 
 std::string json_key(std::string name) {
   std::ranges::replace(name, ' ', '_');
@@ -62,6 +73,8 @@ Json json_of(const SimulatedStep& step, const Machine& machine, int64_t number) 
           {"share_of_peak", step.share_of_peak},
           {"busy_s", step.busy_s},
           {"even_attention_s", step.even_attention_s},
+          {"plain_packing_s", step.plain_packing_s > 0 ? Json(step.plain_packing_s) : Json()},
+          {"last_check", machine.check.measured_s > 0 ? Json(machine.check.error()) : Json()},
           {"stages", std::move(stages)},
           {"better_by_a_fifth", std::move(better)}};
 }
@@ -102,6 +115,14 @@ void print_for_people(const Config& config, const AskedStep& asked, int64_t numb
       run_grid(config, asked.workers).describe(), machine.name, step.figures.hash, asked.notes,
       step.seconds, with_thousands(std::llround(step.tokens_per_s)), 100 * step.share_of_peak,
       step.busy_s, step.even_attention_s);
+  if (machine.check.measured_s > 0) {
+    fmt::print("prices        as of their last check, a step is predicted {:+.1f} % off\n",
+               100 * machine.check.error());
+  }
+  if (step.plain_packing_s > 0) {
+    fmt::print("plain packing {:.4f} s a step, {:.2f} times as long (plan.scheduler=local)\n",
+               step.plain_packing_s, step.plain_packing_s / step.seconds);
+  }
   print_stages(step, machine);
   Table table({"if better by 20 %", "value", "step shorter by", "from"});
   for (const Sensitivity& one : step.sensitivities) {
@@ -114,15 +135,58 @@ void print_for_people(const Config& config, const AskedStep& asked, int64_t numb
     fmt::print("\nRanks that divide layers are alike: the first of each server was played.\n");
 }
 
+/// The file of --trace. It is opened before the step is planned, and appears once it is whole.
+class TraceFile {
+ public:
+  /// Throws Error(kUsage) if the file cannot be written.
+  explicit TraceFile(const std::string& path)
+      : missing_(std::filesystem::absolute(path).parent_path()) {
+    try {
+      file_.emplace(path);
+    } catch (const Error& error) {
+      throw Error(ErrorKind::kUsage, "--trace: {}", error.what());
+    }
+  }
+
+  void write(std::string_view part) { file_->write(part); }
+  void commit() { file_->commit(); }
+
+ private:
+  MissingFolders missing_;  // destroyed last: removes the folders if the file did not appear
+  std::optional<AtomicFile> file_;
+};
+
+/// What `distca train` says of its trace, too.
+void print_trace(const std::string& file, const SimulatedStep& step) {
+  fmt::print("\ntrace        {0}: distca trace {0}, or ui.perfetto.dev\n", file);
+  if (step.is_trace_shortened) {
+    fmt::print(
+        "All ranks would be more than {} lines, so it has of each stage the one that computes "
+        "longest: {}\n",
+        with_thousands(kMostTraceLines), fmt::join(step.traced_ranks, ", "));
+  }
+}
+
 void simulate(const SimulateArguments& asked) {
   const Config config = load_config(asked.config, asked.overrides);
   const Machine machine = machine_by_name(asked.machine);
+  if (asked.find_best) {
+    say_notes(config.notes);
+    return find_best_setting(asked, config, machine, asked.gpus, asked.json);
+  }
+  std::optional<TraceFile> trace;
+  if (!asked.trace.empty()) trace.emplace(asked.trace);
   say_notes(config.notes);
   const AskedStep step = asked_step(config, asked);
   check_sizes_of(config, step);
-  const SimulatedStep simulated = simulate_step(config, step.batch, step.workers, machine);
+  const TraceRequest request{.step = asked.step,
+                             .write = [&](std::string_view part) { trace->write(part); }};
+  const SimulatedStep simulated = simulate_step(config, step.batch, step.workers, machine,
+                                                {.trace = trace ? &request : nullptr});
+  if (trace) trace->commit();
   if (asked.json) return fmt::print("{}", canonical_json(json_of(simulated, machine, asked.step)));
   print_for_people(config, step, asked.step, simulated, machine);
+  if (trace) print_trace(asked.trace, simulated);
 }
 
 }  // namespace
@@ -131,14 +195,32 @@ void add_simulate(CLI::App& app) {
   auto asked = std::make_shared<SimulateArguments>();
   CLI::App* verb = app.add_subcommand(
       "simulate", "What a step of a training would take on a machine, without running it");
-  add_step_options(*verb, *asked);
+  const std::vector<CLI::Option*> of_step = add_step_options(*verb, *asked);
   verb->add_option("--machine", asked->machine,
                    "h100, h200 or the file of a machine (docs/simulator.md)")
       ->type_name("NAME|FILE")
       ->capture_default_str();
+  CLI::Option* trace =
+      verb->add_option("--trace", asked->trace,
+                       "Write the predicted step as a trace, for distca trace and Perfetto")
+          ->type_name("FILE");
+  CLI::Option* find_best = verb->add_flag(
+      "--find-best", asked->find_best,
+      "Find the settings with the shortest step: tensor parallelism, stages, nano-batches, order "
+      "and recomputation, for ours and for its rivals; the configuration says the rest");
+  CLI::Option* gpus =
+      number(*verb, "--gpus", asked->gpus, 1, kMostServers, "GPUs that --find-best divides");
+  find_best->needs(gpus);
+  gpus->needs(find_best);
+  find_best->excludes(trace);
+  for (CLI::Option* other : of_step) {
+    if (other->check_name("--workers") || other->check_name("--workload"))
+      find_best->excludes(other);
+  }
   verb->add_flag("--json", asked->json, "Print one JSON object");
   verb->footer(
       "With --config and KEY=VALUE as for distca train, it plays the plans of that run.\n"
+      "The best setting:  distca simulate --config FILE --lengths FILE --find-best --gpus 64\n"
       "Example:  distca simulate --config configs/gpu_8_nodes.toml --lengths lengths.json "
       "--workers 64");
   verb->callback([asked] { simulate(*asked); });

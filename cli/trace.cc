@@ -1,5 +1,5 @@
-// distca trace: where the time of traced steps went. distca_trace.py does it; this checks the words
-// of the command line.
+// distca trace: where the time of traced steps went, and how a prediction differs from a run.
+// distca_trace.py does it; this checks the words of the command line.
 
 #include <memory>
 #include <string>
@@ -13,11 +13,16 @@ namespace {
 
 struct TraceArguments {
   std::string file;
+  std::string against;  // empty if not given
   bool json = false;
 };
 
 [[noreturn]] void trace(const TraceArguments& arguments) {
   std::vector<std::string> words = {arguments.file};
+  if (!arguments.against.empty()) {
+    words.emplace_back("--against");
+    words.push_back(arguments.against);
+  }
   if (arguments.json) words.emplace_back("--json");
   become_python("distca-trace", words, PythonPackages::kNone);
 }
@@ -27,12 +32,17 @@ struct TraceArguments {
 void add_trace(CLI::App& app) {
   auto arguments = std::make_shared<TraceArguments>();
   CLI::App* verb = app.add_subcommand(
-      "trace", "Where each millisecond of traced steps went: a file of distca train --trace");
-  verb->add_option("file", arguments->file, "What distca train --trace wrote")
+      "trace", "Where each millisecond of steps went: a file of distca train or simulate --trace");
+  verb->add_option("file", arguments->file, "What distca train or distca simulate --trace wrote")
       ->required()
       ->type_name("FILE");
+  verb->add_option("--against", arguments->against,
+                   "Where a prediction, FILE, and a run, this trace, differ")
+      ->type_name("FILE");
   verb->add_flag("--json", arguments->json, "For machines; times in nanoseconds");
-  verb->footer("Example:  distca trace runs/demo/trace.json");
+  verb->footer(
+      "A prediction beside a run:  distca trace predicted.json --against trace.json\n"
+      "Example:  distca trace runs/demo/trace.json");
   verb->callback([arguments] { trace(*arguments); });
 }
 

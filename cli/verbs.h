@@ -22,7 +22,7 @@ void add_train(CLI::App& app, int* exit_code, StartTraining start);
 #ifdef DISTCA_WITH_TORCH
 void add_evaluate(CLI::App& app, int* exit_code);
 void add_generate(CLI::App& app);
-void add_profile(CLI::App& app);
+void add_profile(CLI::App& app, int* exit_code);
 void add_verify(CLI::App& app);
 #endif
 

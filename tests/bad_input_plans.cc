@@ -169,9 +169,36 @@ std::vector<BadInput> bad_traces() {
       {"distca trace no_step.json", "no_step.json: rank 0 has 0 steps, at least one is needed"},
       {"distca trace other_steps.json",
        "other_steps.json: rank 1 has 2 steps, not those of rank 0"},
+      {"distca trace one_step.json --against absent.json", "absent.json: cannot be read"},
+      {"distca trace one_step.json --against plan.json", "plan.json: not a trace that"},
+      {"distca trace one_step.json --against two_ranks.json",
+       "two_ranks.json: a trace of 2 ranks, one_step.json is one of 1"},
+      {"distca trace one_step.json --against staged.json",
+       "staged.json: rank 0 is a worker, stage 1, in one_step.json a worker",
+       "sed 's/\"role\":\"worker\"/\"role\":\"worker\",\"stage\":1/' one_step.json > staged.json"},
+      {"distca trace first.json --against second.json",
+       "second.json: it has no rank 0, which first.json has",
+       "for rank in 0 1; do sed 's/\"ranks\":\\[{/\"predicted\":{\"machine\":\"m\","
+       "\"num_ranks\":2,\"alike\":1},\"ranks\":[{\"rank\":'$rank',/; s/\"pid\":0/\"pid\":'$rank'/' "
+       "one_step.json > $rank.json; done; mv 0.json first.json; mv 1.json second.json"},
+      {"distca trace one_step.json --against", "--against"},
       {"distca trace one_step.json > /dev/full", "stdout: No space left on device", "", 1},
       {"p=$(command -v distca); PATH=/absent $p trace one_step.json", "python3: No such file", "",
        1},
+  };
+}
+
+std::vector<BadInput> bad_best_settings() {
+  const std::string find = "distca simulate --lengths lengths.json --find-best ";
+  return {
+      {find, "--find-best requires --gpus"},
+      {"distca simulate --lengths lengths.json --gpus 2", "--gpus requires --find-best"},
+      {find + "--gpus 0", "--gpus"},
+      {find + "--gpus 2 --workers 2", "excludes --find-best"},
+      {find + "--gpus 2 servers.dedicated=1",
+       "servers.dedicated with --find-best: every GPU holds weights; leave it out"},
+      {find + "--gpus 1 model.hidden_size=65536 model.intermediate_size=262144",
+       "no setting of 1 GPU fits the 139 GiB of h200: T = 1, P = 1, D = 1 with "},
   };
 }
 
@@ -198,6 +225,11 @@ std::vector<BadInput> bad_plan_options() {
       {"distca simulate --workload workload.json --machine m.json", "m.json: format is missing",
        "echo '{}' > m.json"},
       {"distca simulate --workload workload.json --step 2", "--step"},
+      {"distca simulate --workload workload.json --trace data",
+       "--trace: data: cannot be written: it is a folder"},
+      {"distca simulate --workload workload.json --trace plan.json/new.json",
+       "--trace: plan.json: cannot create this folder"},
+      {"distca simulate --trace new/trace.json", "no documents to plan: give data.prefix=PREFIX"},
       {kPlan + "plan.scheduler=gredy", "plan.scheduler"},
       {kPlan + "plan.layout=diagonal", "plan.layout"},
       {kPlan + "plan.scheduler=greedy plan.split_kv=true", "scheduler greedy knows no split-KV"},
@@ -248,7 +280,7 @@ std::vector<BadInput> bad_pipeline_plans() {
 
 std::vector<BadInput> bad_plans() {
   std::vector<BadInput> rows = bad_plan_files();
-  for (const auto& table : {bad_traces, bad_plan_options, bad_pipeline_plans}) {
+  for (const auto& table : {bad_traces, bad_plan_options, bad_best_settings, bad_pipeline_plans}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   for (const std::string& command :

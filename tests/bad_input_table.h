@@ -6,7 +6,7 @@
 //   lengths.json              [300, 212]
 //   profile.json              a profile of attention
 //   saved/                    a run with the checkpoint of step 3, written by two ranks
-//   traces of: no_rank.json, no_step.json, one_step.json, other_steps.json
+//   traces of: no_rank.json, no_step.json, one_step.json, other_steps.json, two_ranks.json
 // The shell finds `distca`, $T = `train` and the keys of a small run into run/, and $W = a workload
 // of 8 ranks.
 

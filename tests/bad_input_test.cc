@@ -84,6 +84,7 @@ class Inputs {
     write_trace("no_step.json", {0});
     write_trace("one_step.json", {1});
     write_trace("other_steps.json", {1, 2});
+    write_trace("two_ranks.json", {1, 1});
     const Words train = train_arguments("data/text", "run", {});
     environment_ = {{"T", fmt::format("{} ", fmt::join(train, " "))},
                     {"W", fs::absolute("distca/plan/testdata/workloads/pretrain_8x128k_0.json")}};

@@ -60,17 +60,6 @@ TEST_F(TrainingProgram, measures_every_arm_and_checks_that_ddp_computes_the_same
     EXPECT_GE(arm["idle_share"], 0);
     EXPECT_LT(arm["idle_share"], 1);
   }
-  // Both of our arms say what plain packing would take, and no other.
-  for (size_t arm = 0; arm < lines["arm"].size(); ++arm) {
-    const Json& figures = lines["round"][0]["arms"][arm];
-    ASSERT_EQ(figures.contains("plain_packing_s"), arm < 2) << lines["arm"][arm];
-    if (arm >= 2) continue;
-    const double plain_s = figures["plain_packing_s"];
-    // A prediction of another run than the one that was timed, which other work may have slowed.
-    const double ratio = plain_s / figures["seconds"].get<double>();
-    EXPECT_GT(ratio, 0.01);
-    EXPECT_LT(ratio, 100);
-  }
   std::vector<std::string> names;
   for (const Json& arm : lines["arm"]) names.push_back(arm["arm"]);
   EXPECT_THAT(names, ElementsAre("balanced (ours)", "ours again", "local, equal documents", "local",

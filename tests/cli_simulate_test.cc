@@ -14,6 +14,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class CliSimulateTest : public FolderTest {};
 
@@ -42,11 +43,12 @@ TEST_F(CliSimulateTest, simulate_plays_the_plans_that_plan_shows) {
 }
 
 TEST_F(CliSimulateTest, a_stage_that_does_not_fit_is_named) {
-  const std::string machine = R"({"format": "distca-machine", "version": 1, "name": "small",
-      "attention": "h200", "numbers": {"peak_tflops": V, "linear_tflops": V, "attention_rate": V,
+  const std::string machine = R"({"format": "distca-machine", "version": 2, "name": "small",
+      "attention": "h200", "numbers": {"peak_tflops": V, "linear_tflops": V, "phase_rate": V,
+      "attention_rate": V, "issue_gb_per_s": V, "core_gb_per_s": V, "step_us": V,
       "attention_call_us": V, "memory_gb_per_s": V, "copy_gb_per_s": V, "issue_us": V,
       "inside_gb_per_s": V, "inside_latency_us": V, "between_gb_per_s": V,
-      "between_latency_us": V, "ranks_per_node": V, "in_order": V, "memory_gib": V}})";
+      "between_latency_us": V, "burst_kib": V, "ranks_per_node": V, "in_order": V, "memory_gib": V}})";
   std::string text;
   for (const char c : machine)
     text += c == 'V' ? std::string(R"({"value": 1, "source": "assumed: one"})") : std::string(1, c);
@@ -55,6 +57,94 @@ TEST_F(CliSimulateTest, a_stage_that_does_not_fit_is_named) {
       succeed(joined({"simulate", "--machine", (folder_ / "small.json").string()}, kStep)).out;
   EXPECT_THAT(out, HasSubstr("workers does not fit: rank "));
   EXPECT_THAT(out, HasSubstr("GiB, the machine has 1, in "));
+}
+
+/// A small step of two stages, each of one server of two ranks that divide its layers.
+const Words kDividedStep = {"simulate",
+                            "--lengths",
+                            "distca/plan/testdata/lengths_pretrain.json",
+                            "--workers",
+                            "4",
+                            "batch.nano_batches=2",
+                            "batch.nano_batch_tokens=8192",
+                            "batch.max_document_tokens=8192",
+                            "model.hidden_size=256",
+                            "model.num_hidden_layers=2",
+                            "model.num_attention_heads=4",
+                            "model.num_key_value_heads=2",
+                            "model.head_dim=64",
+                            "model.vocab_size=512",
+                            "parallel.pipeline_model_parallel_size=2",
+                            "parallel.tensor_model_parallel_size=2"};
+
+TEST_F(CliSimulateTest, the_trace_of_a_step_is_as_long_as_that) {
+  const std::string file = (folder_ / "new" / "trace.json").string();
+  const Json json = Json::parse(succeed(joined(kDividedStep, {"--trace", file, "--json"})).out);
+  const std::string table = succeed({"trace", file}).out;
+  EXPECT_THAT(
+      table,
+      AllOf(HasSubstr("2 of 4 ranks, step 1, "), HasSubstr("predicted for machine h200\n"),
+            HasSubstr("\n0 worker, stage 0, tensor 0 "),
+            HasSubstr("\n2 worker, stage 1, tensor 0 "), HasSubstr("backward core_attention")));
+  EXPECT_THAT(table, Not(HasSubstr("whose issue is not in the trace")));
+  const Json traced = Json::parse(succeed({"trace", file, "--json"}).out);
+  for (const Json& rank : traced.at("ranks")) {
+    const Json& total = rank.at("total");
+    EXPECT_NEAR(1e-9 * total.at("step_ns").get<double>(), json.at("step_s"), 1e-9);
+    int64_t parts = 0;
+    for (const auto& [part, ns] : total.at("parts").items()) parts += ns.get<int64_t>();
+    EXPECT_EQ(parts, total.at("step_ns"));
+    EXPECT_GT(total.at("parts").at("tensor_ns"), 0) << "waits for ranks that do the same";
+  }
+}
+
+TEST_F(CliSimulateTest, a_prediction_is_compared_with_another) {
+  const std::string first = (folder_ / "first.json").string(),
+                    slower = (folder_ / "slower.json").string();
+  EXPECT_THAT(succeed(joined(kDividedStep, {"--trace", first})).out,
+              HasSubstr("distca trace " + first));
+  succeed(joined(kDividedStep, {"--trace", slower, "--machine", "h100"}));
+  const Json same = Json::parse(succeed({"trace", first, "--against", first, "--json"}).out);
+  EXPECT_EQ(same.at("step").at("off_ms"), 0);
+  const Json other = Json::parse(succeed({"trace", first, "--against", slower, "--json"}).out);
+  double off_ms = 0;
+  for (const Json& one : other.at("operations")) off_ms += one.at("off_ms").get<double>();
+  EXPECT_NEAR(off_ms, other.at("step").at("off_ms"), 1e-6);
+  EXPECT_THAT(succeed({"trace", first, "--against", slower}).out,
+              AllOf(HasSubstr("A step is predicted at "), HasSubstr("Most of all differs ")));
+}
+
+TEST_F(CliSimulateTest, find_best_prints_words_by_which_simulate_predicts_the_same) {
+  const Words step = {"simulate",
+                      "--lengths",
+                      "distca/plan/testdata/lengths_pretrain.json",
+                      "model.num_attention_heads=4",
+                      "model.num_key_value_heads=2",
+                      "model.head_dim=128",
+                      "model.hidden_size=512",
+                      "model.num_hidden_layers=2",
+                      "model.dtype=bfloat16",
+                      "batch.nano_batches=2",
+                      "batch.nano_batch_tokens=16384",
+                      "batch.max_document_tokens=8192"};
+  const Words find = joined(step, {"--find-best", "--gpus", "2"});
+  const Json found = Json::parse(succeed(joined(find, {"--json"})).out);
+  ASSERT_EQ(found.at("contestants").size(), 4U);
+  for (const Json& contestant : found.at("contestants")) {
+    const Json& best = contestant.at("best").at(0);
+    const Words words = best.at("words").get<Words>();
+    const Json alone =
+        Json::parse(succeed(joined(joined(step, words), {"--workers", "2", "--json"})).out);
+    EXPECT_EQ(alone.at("step_s"), contestant.at("own_cuts_step_s")) << contestant.at("name");
+    if (best.at("nano_batches") == found.at("most_nano_batches")) {
+      EXPECT_EQ(alone.at("plan_hash"), best.at("plan_hash"));
+    }
+  }
+  EXPECT_EQ(found.at("contestants").at(0).at("best").size(), 10U);
+  EXPECT_THAT(succeed(find).out,
+              AllOf(HasSubstr("Ours is best with T = "), HasSubstr("wlb at its best (T = "),
+                    HasSubstr("Why the others lose. "), HasSubstr("best against best"),
+                    HasSubstr("Not compared: "), HasSubstr("stated or assumed")));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ from collections import Counter
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "cli"))
 import distca_trace  # noqa: E402
+import distca_trace_sums  # noqa: E402
 
 PROGRAM = pathlib.Path(sys.argv.pop(1))
 SECONDS = 300
@@ -112,7 +113,7 @@ class CliTrace(unittest.TestCase):
             spans = [event for event in events if event.kind == "step"]
             self.assertEqual([event.step for event in spans], analysis.numbers)
             for event, step in zip(spans, steps):
-                self.assertEqual(event.end - event.begin, sum(step[part] for part in distca_trace.PARTS))
+                self.assertEqual(event.end - event.begin, sum(step[part] for part in distca_trace_sums.PARTS))
 
     def test_a_run_of_two_workers_leaves_a_trace_whose_parts_add_up(self):
         other, ranks, analysis = self.traced()
@@ -141,7 +142,7 @@ class CliTrace(unittest.TestCase):
         lines = [json.loads(line) for line in (self.folder / "run/metrics.jsonl").read_text().splitlines()]
         for step in analysis.numbers:
             sent = sum(event.bytes for event in sum(ranks, []) if (event.kind, event.step) == ("launch", step)
-                       and distca_trace.TENSOR.search(event.operation))
+                       and distca_trace_sums.TENSOR.search(event.operation))
             self.assertEqual(sent, lines[step - 1]["bytes_tensor"])
         for events in ranks:
             loss = [event for event in events if event.operation == "forward loss" and event.step == 2]

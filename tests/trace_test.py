@@ -13,6 +13,8 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "cli"))
 import distca_trace  # noqa: E402
 import distca_trace_file  # noqa: E402
+import distca_trace_report  # noqa: E402
+import distca_trace_sums  # noqa: E402
 
 US = 1000
 KINDS = distca_trace_file.KINDS
@@ -122,7 +124,7 @@ def file_of(events, num_ranks=2, stages=(), tensor=1):
 
 
 def elapsed(step):
-    return sum(step[part] for part in distca_trace.PARTS)
+    return sum(step[part] for part in distca_trace_sums.PARTS)
 
 
 def of_tag(events, kind, tag=7, rank=0):
@@ -421,9 +423,9 @@ class Trace(unittest.TestCase):
         self.assertAlmostEqual(made["lost_ms"], (200 - 17 - 48 - 20) / 2 * 1e-3)
 
     def test_tables_align_numbers_to_the_right(self):
-        self.assertEqual(distca_trace.table(("a", "b", "c"), [["x", "9", "9 ms"], ["xy", "10", "-"]]),
+        self.assertEqual(distca_trace_report.table(("a", "b", "c"), [["x", "9", "9 ms"], ["xy", "10", "-"]]),
                          "a    b  c\nx    9  9 ms\nxy  10  -\n")
-        self.assertEqual([distca_trace.shown_bytes(count) for count in (1023, 1536, 1024**2 - 1)],
+        self.assertEqual([distca_trace_report.shown_bytes(count) for count in (1023, 1536, 1024**2 - 1)],
                          ["1023 B", "1.5 KiB", "1.0 MiB"])
 
 

@@ -193,4 +193,14 @@ const Speeds& SpeedMeter::speeds_at(int64_t step) const {
   return step >= current_.from_step ? current_ : before_;
 }
 
+std::vector<double> seconds_waited(std::span<const RankSample> ranks) {
+  const auto busy_ns = [](const RankSample& rank) { return rank.linear_ns + rank.attention_ns; };
+  int64_t last_ns = 0;  // when the last rank had nothing left to compute or to wait for
+  for (const RankSample& rank : ranks) last_ns = std::max(last_ns, busy_ns(rank) + rank.waited_ns);
+  std::vector<double> seconds;
+  for (const RankSample& rank : ranks)
+    seconds.push_back(1e-9 * static_cast<double>(last_ns - busy_ns(rank)));
+  return seconds;
+}
+
 }  // namespace distca

@@ -102,4 +102,9 @@ class SpeedMeter {
   Speeds before_;   // hold until current_.from_step
 };
 
+/// [ranks] For how many seconds of a step each rank waited: for messages of core attention and of
+/// other stages, and, when it had nothing left to compute, for the last rank.
+/// Ignores: waiting for the sum of gradients itself, which all do alike.
+std::vector<double> seconds_waited(std::span<const RankSample> ranks);
+
 }  // namespace distca

@@ -298,5 +298,16 @@ TEST(SpeedMeter, a_server_that_stays_slow_is_not_tried_again_and_again) {
   }
 }
 
+TEST(SecondsWaited, are_those_for_messages_and_for_the_last_rank) {
+  constexpr int64_t kMs = 1'000'000;  // ns
+  const std::vector<RankSample> ranks = {
+      {.linear_ns = 210 * kMs, .attention_ns = 300 * kMs, .waited_ns = 40 * kMs},
+      {.linear_ns = 200 * kMs, .attention_ns = 150 * kMs, .waited_ns = 100 * kMs}};
+  // The last one is done after 550 ms; rank 1 after 450.
+  EXPECT_THAT(seconds_waited(ranks), ElementsAre(::testing::DoubleNear(0.040, 1e-12),
+                                                 ::testing::DoubleNear(0.200, 1e-12)));
+  EXPECT_THAT(seconds_waited({}), ::testing::IsEmpty());
+}
+
 }  // namespace
 }  // namespace distca

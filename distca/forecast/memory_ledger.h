@@ -3,25 +3,25 @@
 // values, any thread.
 
 #include <algorithm>
-#include <string>
-#include <utility>
 
 #include "distca/forecast/memory.h"
 #include "distca/forecast/memory_peak.h"
 #include "distca/model/llama_config.h"
+#include "distca/program/program.h"
 
 namespace distca {
 
 /// The bytes that a rank holds now, and the most that it has held.
 class Ledger {
  public:
-  void begin(std::string operation) { operation_ = std::move(operation); }
+  /// All that follows belongs to this operation, which is borrowed; null is every operation.
+  void begin(const Op* operation) { operation_ = operation; }
   void take(MemoryPart part, double bytes) {
     now_.at(part) += bytes;
     if (const double total = now_.total(); total > most_) {
       most_ = total;
       peak_ = now_;
-      peak_.where = operation_;
+      peak_operation_ = operation_;
     }
     const double passing = now_.of(MemoryPart::kLogits) + now_.of(MemoryPart::kPhase);
     most_passing_ = std::max(most_passing_, passing);
@@ -35,13 +35,15 @@ class Ledger {
   PeakMemory peak() const {
     PeakMemory peak = peak_;
     peak.most_passing = most_passing_;
+    if (most_ >= 0) peak.where = peak_operation_ ? describe(*peak_operation_) : "every operation";
     return peak;
   }
 
  private:
   PeakMemory now_, peak_;
   double most_ = -1, most_passing_ = 0;
-  std::string operation_;
+  const Op* operation_ = nullptr;  // one of millions, so it gets no name before it is asked for
+  const Op* peak_operation_ = nullptr;  // that of peak_
 };
 
 /// Bytes of what one row (token) has in a layer. Letters as in model/llama.h.

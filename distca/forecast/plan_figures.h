@@ -10,7 +10,6 @@
 #include "distca/config/config.h"
 #include "distca/cost/speed_meter.h"
 #include "distca/forecast/plan_request.h"
-#include "distca/plan/plain_packing_time.h"
 
 namespace distca {
 
@@ -33,9 +32,6 @@ struct PlanFigures {
   int64_t speeds_from_step = 0;  // from_step of the speeds it was planned with; 0 if none
   /// The choice of plan.tolerance = auto for each nano-batch, as "SCHEDULER TOLERANCE".
   std::vector<std::string> chosen;
-  /// The tokens and the load that workers would have under plain packing. Empty where that is not
-  /// estimated: packed_work says where, and under plan.scheduler = local, which is plain packing.
-  PackedWork packed;
   /// [servers] seconds in core attention that plan.profile predicts, forward and backward of all
   /// layers. Empty without a profile.
   std::vector<double> attention_predicted_s;

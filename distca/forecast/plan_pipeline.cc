@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "distca/base/error.h"
+#include "distca/base/parallel.h"
 #include "distca/cost/stage_layers.h"
 #include "distca/forecast/plan_request.h"
 
@@ -105,7 +106,7 @@ std::string excess_of_activations(const Config& config, const RunGrid& run,
 }  // namespace
 
 std::shared_ptr<const PipelineParts> plan_pipeline(const Config& config, const Batch& batch,
-                                                   const RunGrid& run, bool trains) {
+                                                   const RunGrid& run, bool trains, int threads) {
   const PipelineSchedule schedule = config.parallel.pipeline_schedule;
   const bool pairs =
       config.train.overlap == Overlap::kPingPong && schedule != PipelineSchedule::kAtHome;
@@ -114,16 +115,18 @@ std::shared_ptr<const PipelineParts> plan_pipeline(const Config& config, const B
   request.grid = run.grid;
   request.slots = pairs ? 2 : 1;
   request.trains = trains;
-  for (const NanoBatchSource& source : batch) {
-    PlanRequest alone = stage_request(config, source.nano_batch, run.grid);
-    request.homes.push_back(make_layout(alone));
-    request.nano_batches.push_back(source.nano_batch);
-    if (request.homes.size() > 1) continue;
-    request.shape = alone.shape;
-    request.options = alone.options;
-    request.profile = alone.profile;
-    request.cluster = alone.cluster;
-  }
+  request.threads = threads;
+  DISTCA_CHECK(!batch.empty(), "no nano-batch");
+  for (const NanoBatchSource& source : batch) request.nano_batches.push_back(source.nano_batch);
+  request.homes.resize(batch.size());
+  for_each_in_parallel(batch.size(), threads, [&](size_t i) {
+    request.homes[i] = make_layout(stage_request(config, request.nano_batches[i], run.grid));
+  });
+  const PlanRequest alone = stage_request(config, request.nano_batches[0], run.grid);
+  request.shape = alone.shape;
+  request.options = alone.options;
+  request.profile = alone.profile;
+  request.cluster = alone.cluster;
   request.fill_ticks = config.plan.fill_ticks;
   request.bytes_per_us = config.plan.bandwidth_mb_per_s;
   request.layer_steps = std::ranges::max_element(run.layers, {}, &Range::size)->size();

@@ -16,8 +16,10 @@ namespace distca {
 /// stages. `trains` is false for evaluation, which plays forward ticks alone. Throws Error(kPlan)
 /// as make_plan does, and where the activations in flight on some stage exceed plan.max_memory_gib.
 /// Where only what waits for weight gradients is too much, fewer may wait in this batch.
-/// Throws Error(kConfig) if servers.capacity has another number of ranks.
+/// Throws Error(kConfig) if servers.capacity has another number of ranks. Any number of `threads`
+/// makes the same plans.
 std::shared_ptr<const PipelineParts> plan_pipeline(const Config& config, const Batch& batch,
-                                                   const RunGrid& run, bool trains);
+                                                   const RunGrid& run, bool trains,
+                                                   int threads = 1);
 
 }  // namespace distca

@@ -243,24 +243,26 @@ BatchPlans plan_one_stage(const Config& config, const Batch& batch, int cluster_
 }  // namespace
 
 BatchPlans plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
-                             const Speeds& speeds, bool trains) {
+                             const Speeds& speeds, bool trains, int threads) {
   const RunGrid run = run_grid(config, num_workers);
   if (!run.is_pipeline()) return plan_one_stage(config, batch, run.grid.num_workers(), speeds);
-  return {.plans = {}, .redispatched = true, .pipeline = plan_pipeline(config, batch, run, trains)};
+  return {.plans = {},
+          .redispatched = true,
+          .pipeline = plan_pipeline(config, batch, run, trains, threads)};
 }
 
 BatchPlans plan_later_batch(const Config& config, const Batch& batch, int num_workers,
-                            const Speeds& speeds, bool trains) {
+                            const Speeds& speeds, bool trains, int threads) {
   if (config.exchange.keys != Config::Exchange::Keys::kKeep)
-    return plan_nano_batches(config, batch, num_workers, speeds, trains);
+    return plan_nano_batches(config, batch, num_workers, speeds, trains, threads);
   try {
-    return plan_nano_batches(config, batch, num_workers, speeds, trains);
+    return plan_nano_batches(config, batch, num_workers, speeds, trains, threads);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kPlan) throw;
   }
   Config redispatching = config;
   redispatching.exchange.keys = Config::Exchange::Keys::kRedispatch;
-  return plan_nano_batches(redispatching, batch, num_workers, speeds, trains);
+  return plan_nano_batches(redispatching, batch, num_workers, speeds, trains, threads);
 }
 
 BatchPlans check_batches_fit(const Config& config, BatchStream stream, int num_workers,

@@ -70,15 +70,16 @@ void check_plans(const Config& config, const BatchPlans& plans);
 /// buffers in which kept keys lie: a rank needs room for the most activations of any nano-batch,
 /// plus the most kept keys of any nano-batch, which may be another one. Throws Error(kPlan) as
 /// make_plan does. Throws it with the numbers, too, if the memory does not suffice even with
-/// redispatched keys, or with keys that must be kept. A pipeline is planned by plan_pipeline.h,
-/// otherwise `trains`, which is false for evaluation, makes no difference.
+/// redispatched keys, or with keys that must be kept. A pipeline is planned by plan_pipeline.h, on
+/// up to so many threads; otherwise neither they nor `trains`, which is false for evaluation, make
+/// a difference.
 BatchPlans plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
-                             const Speeds& speeds = {}, bool trains = true);
+                             const Speeds& speeds = {}, bool trains = true, int threads = 1);
 
 /// Plans a later batch of a run likewise. Such a batch should not end the run: if exchange.keys =
 /// keep and the kept keys do not fit, they are dispatched again, as with auto.
 BatchPlans plan_later_batch(const Config& config, const Batch& batch, int num_workers,
-                            const Speeds& speeds = {}, bool trains = true);
+                            const Speeds& speeds = {}, bool trains = true, int threads = 1);
 
 /// Plans batches of a run before it begins, and returns the plans of the first. If a cap could
 /// refuse a batch, later batches are planned too, as many as `seconds` suffice for. Throws as the

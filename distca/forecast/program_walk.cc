@@ -31,7 +31,7 @@ ProgramWalk::ProgramWalk(const Config& config, const Program& program, int64_t m
 }
 
 void ProgramWalk::stand(const MemoryParts& standing) {
-  ledger_.begin("every operation");
+  ledger_.begin(nullptr);
   for (const MemoryPart part : {kWeights, kGradients, kCopies, kState, kCheckpoint})
     ledger_.take(part, standing.of(part));
 }
@@ -44,7 +44,7 @@ void ProgramWalk::play_phases() {
     if (is_of_weights(op.kind)) continue;
     const bool moves_rows = op.kind == OpKind::kP2p || is_of_tensor(op.kind);
     if (op.stream == Stream::kComm && !moves_rows) continue;
-    ledger_.begin(describe(op));
+    ledger_.begin(&op);
     if (op.kind == OpKind::kCoreAttention) {
       core_attention(op);
     } else {
@@ -65,7 +65,7 @@ void ProgramWalk::land(int32_t index) {
       op.kind == OpKind::kSumRows || (op.kind == OpKind::kP2p && op.is_receive);
   if (!brings_rows || landed_[index]) return;
   landed_[index] = true;
-  ledger_.begin(describe(op));
+  ledger_.begin(&op);
   Nano& nano = nanos_[op.nano_batch];
   if (op.kind == OpKind::kSumRows) return land_sum(op, nano);
   if (op.pass == Pass::kForward) return begin(nano);

@@ -6,12 +6,15 @@
 #include <array>
 #include <functional>
 #include <optional>
+#include <utility>
 
 #include "distca/base/error.h"
+#include "distca/base/parallel.h"
 #include "distca/config/run_grid.h"
 #include "distca/forecast/batch_programs.h"
 #include "distca/forecast/op_prices.h"
 #include "distca/sim/player.h"
+#include "distca/sim/step_links.h"
 
 namespace distca {
 namespace {
@@ -25,49 +28,48 @@ bool are_alike(const Config& config) {
 
 double seconds_of(int64_t picoseconds) { return 1e-12 * static_cast<double>(picoseconds); }
 
+/// The time of every step besides its operations.
+double besides_s(const Machine& machine) { return 1e-6 * machine.of(MachineNumber::kStepUs); }
+
 /// Programs share their lists of messages, so this many operations and messages take some 6 GiB.
 constexpr int64_t kMostTogether = int64_t{1} << 26;
 
 /// The programs that are played, and what their ranks keep.
 class Run {
  public:
-  Run(const Config& config, const BatchPlans& plans, int num_workers)
+  Run(const Config& config, const BatchPlans& plans, int num_workers, int threads)
       : run_(run_grid(config, num_workers)), step_(are_alike(config) ? run_.tensor : 1) {
     const BatchPrograms made(config, plans, ProgramRequest::Kind::kTrain, num_workers);
-    for (int rank = 0; rank < run_.num_ranks(); rank += step_) {
-      programs_.push_back(made.of(rank));
-      if (rank == 0) {
-        check_size_together(programs_[0], run_.num_ranks() / step_, "distca simulate",
-                            kMostTogether);
-      }
+    const int count = (run_.num_ranks() + step_ - 1) / step_;
+    programs_.resize(static_cast<size_t>(count));
+    peaks_.resize(programs_.size());
+    programs_[0] = made.of(0);
+    check_size_together(programs_[0], count, "distca simulate", kMostTogether);
+    for_each_in_parallel(programs_.size(), threads, [&](size_t i) {
+      const int rank = static_cast<int>(i) * step_;
+      if (i > 0) programs_[i] = made.of(rank);
       PeakOfRank peak(config, rank, num_workers);
-      peak.add(programs_.back());
-      peaks_.push_back(peak.peak());
-    }
+      peak.add(programs_[i]);
+      peaks_[i] = peak.peak();
+    });
   }
 
   const std::vector<Program>& programs() const { return programs_; }
   bool plays_one_of_each_server() const { return step_ > 1; }
 
-  TimedStep play(const MachinePrices& prices, const Machine& machine) const {
-    return timed_step(programs_, prices, wire_of(machine));
+  /// [program]
+  std::vector<StepParts> parts_of(const TimedStep& step, const Machine& machine,
+                                  int threads) const {
+    std::vector<StepParts> parts(programs_.size());
+    for_each_in_parallel(parts.size(), threads, [&](size_t i) {
+      parts[i] = parts_of_program(step, i);
+      parts[i].besides = besides_s(machine);
+    });
+    return parts;
   }
 
-  StepParts parts_of(const TimedStep& step, size_t program) const {
-    int64_t attention = 0;
-    for (size_t i = 0; i < programs_[program].ops.size(); ++i) {
-      const TimedOp& played = step.ops[program][i];
-      if (programs_[program].ops[i].kind == OpKind::kCoreAttention)
-        attention += played.end_ps - played.begin_ps;
-    }
-    const RankTime& time = step.ranks[program];
-    return {.attention = seconds_of(attention),
-            .linear = seconds_of(time.computed_ps - attention),
-            .copied = seconds_of(time.copied_ps),
-            .issued = seconds_of(time.issued_ps + time.core_ps),
-            .late = seconds_of(time.late_ps),
-            .exposed = seconds_of(time.exposed_ps),
-            .idle = seconds_of(step.length_ps - time.end_ps)};
+  PlayedStep played(const MachinePrices& prices, const TimedStep& step) const {
+    return {.run = run_, .programs = programs_, .prices = prices, .step = step};
   }
 
   /// "stage 0", "workers" without a pipeline, "servers".
@@ -77,7 +79,8 @@ class Run {
     return run_.is_pipeline() ? fmt::format("stage {}", run_.grid.stage(server)) : "workers";
   }
 
-  std::vector<SimulatedStage> stages(const TimedStep& step) const {
+  /// `parts` [program]. Without any, stages have their peaks alone.
+  std::vector<SimulatedStage> stages(const std::vector<StepParts>& parts) const {
     std::vector<SimulatedStage> stages;
     std::vector<double> ranks;
     for (size_t i = 0; i < programs_.size(); ++i) {
@@ -86,8 +89,7 @@ class Run {
         ranks.push_back(0);
       }
       SimulatedStage& stage = stages.back();
-      const StepParts parts = parts_of(step, i);
-      for (const auto part : kParts) stage.mean.*part += parts.*part;
+      for (const auto part : kParts) stage.mean.*part += parts.empty() ? 0 : parts[i].*part;
       ranks.back() += 1;
       if (ranks.back() == 1 || peaks_[i].total() > stage.peak.total()) {
         stage.peak = peaks_[i];
@@ -103,7 +105,25 @@ class Run {
  private:
   static constexpr std::array kParts{&StepParts::attention, &StepParts::linear, &StepParts::copied,
                                      &StepParts::issued,    &StepParts::late,   &StepParts::exposed,
-                                     &StepParts::idle};
+                                     &StepParts::idle,      &StepParts::besides};
+
+  StepParts parts_of_program(const TimedStep& step, size_t program) const {
+    int64_t attention = 0;
+    for (size_t i = 0; i < programs_[program].ops.size(); ++i) {
+      const TimedOp& played = step.ops[program][i];
+      if (programs_[program].ops[i].kind == OpKind::kCoreAttention)
+        attention += played.end_ps - played.begin_ps;
+    }
+    const RankTime& time = step.ranks[program];
+    return {.attention = seconds_of(attention),
+            .linear = seconds_of(time.computed_ps - attention),
+            .copied = seconds_of(time.copied_ps),
+            .issued = seconds_of(time.issued_ps + time.core_ps),
+            .late = seconds_of(time.late_ps),
+            .exposed = seconds_of(time.exposed_ps),
+            .idle = seconds_of(step.length_ps - time.end_ps),
+            .besides = 0};
+  }
 
   const RunGrid run_;
   const int step_;  // from one played rank to the next
@@ -117,6 +137,10 @@ std::optional<Machine> better(const Machine& machine, MachineNumber number) {
   Machine changed = machine;
   double& value = changed.at(number).value;
   switch (number) {
+    case MachineNumber::kPhaseRate:
+      if (machine.phases.empty()) return std::nullopt;
+      value *= 1 + kBetter;
+      return changed;
     case MachineNumber::kPeakTflops:
     case MachineNumber::kRanksPerNode:
     case MachineNumber::kInOrder:
@@ -124,6 +148,7 @@ std::optional<Machine> better(const Machine& machine, MachineNumber number) {
       return std::nullopt;
     case MachineNumber::kAttentionCallUs:
     case MachineNumber::kIssueUs:
+    case MachineNumber::kStepUs:
     case MachineNumber::kInsideLatencyUs:
     case MachineNumber::kBetweenLatencyUs:
       value /= 1 + kBetter;
@@ -134,40 +159,102 @@ std::optional<Machine> better(const Machine& machine, MachineNumber number) {
   }
 }
 
+/// A step on the machine, and its seconds with each number that can be better.
+struct Played {
+  TimedStep step;
+  std::vector<int> traced_ranks;
+  std::vector<std::pair<MachineNumber, double>> better_s;
+};
+
+/// Every machine's step is played by itself, several at the same time.
+Played play(const Config& config, const Run& run, const Machine& machine,
+            const SimulateOptions& options) {
+  const StepLinks links(run.programs(), wire_of(machine).ranks_per_node, options.threads);
+  const MachinePrices prices(config, machine, run.programs(), options.threads);
+  Played played;
+  std::vector<Machine> machines;
+  for (int i = 0; i < kNumMachineNumbers && options.sensitivities; ++i) {
+    const auto number = static_cast<MachineNumber>(i);
+    const std::optional<Machine> changed = better(machine, number);
+    if (!changed || changed->of(number) == machine.of(number)) continue;
+    machines.push_back(*changed);
+    played.better_s.emplace_back(number, 0);
+  }
+  for_each_in_parallel(1 + machines.size(), options.threads, [&](size_t i) {
+    if (i == 0) {
+      played.step = timed_step(links, prices, wire_of(machine));
+    } else {
+      const Machine& changed = machines[i - 1];
+      played.better_s[i - 1].second =
+          seconds_of(step_length_ps(links, prices.on(changed), wire_of(changed))) +
+          besides_s(changed);
+    }
+  });
+  if (options.trace != nullptr)
+    played.traced_ranks =
+        write_trace(config, machine, run.played(prices, played.step), *options.trace);
+  return played;
+}
+
+/// SimulatedStep::plain_packing_s.
+double plain_packing_s(const Config& config, const Batch& batch, int num_workers,
+                       const Machine& machine, int threads) {
+  if (config.plan.scheduler == "local" || run_grid(config, num_workers).is_pipeline() ||
+      config.servers.dedicated > 0)
+    return 0;
+  Config plain = config;
+  plain.plan.scheduler = "local";
+  plain.plan.layout = "";
+  plain.plan.max_memory_gib = 0;  // it is asked how long, not whether it fits
+  plain.plan.max_tokens_per_worker = 0;
+  return simulate_step(plain, batch, num_workers, machine,
+                       {.sensitivities = false, .plain_packing = false, .threads = threads})
+      .seconds;
+}
+
 }  // namespace
 
+const SimulatedStage& SimulatedStep::fullest() const {
+  return *std::ranges::max_element(stages, {},
+                                   [](const auto& stage) { return stage.peak.total(); });
+}
+
 SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_workers,
-                            const Machine& machine) {
-  const BatchPlans plans = plan_later_batch(config, batch, num_workers);
+                            const Machine& machine, const SimulateOptions& options) {
+  const BatchPlans plans =
+      plan_later_batch(config, batch, num_workers, {}, /*trains=*/true, options.threads);
   SimulatedStep step;
   step.figures.hash = plans_hash(plans);
   std::vector<RankSample> work;
   add_plan_figures(config, batch, plans, num_workers, &step.figures, &work);
-  const Run run(config, plans, num_workers);
-  MachinePrices prices(config, machine, run.programs());
-  const TimedStep played = run.play(prices, machine);
+  const Run run(config, plans, num_workers, options.threads);
   step.one_of_each_server = run.plays_one_of_each_server();
-  step.seconds = seconds_of(played.length_ps);
-  step.stages = run.stages(played);
-  const auto ranks = static_cast<double>(run.programs().size());
+  step.stages = run.stages({});
+  const double memory = machine.of(MachineNumber::kMemoryGib) * 0x1p30;
+  if (!options.plays_beyond_memory && step.fullest().peak.total() > memory) return step;
+  const Played played = play(config, run, machine, options);
+  step.traced_ranks = played.traced_ranks;
+  step.is_trace_shortened =
+      options.trace != nullptr && step.traced_ranks.size() < run.programs().size();
+  step.seconds = seconds_of(played.step.length_ps) + besides_s(machine);
+  const std::vector<StepParts> parts = run.parts_of(played.step, machine, options.threads);
+  step.stages = run.stages(parts);
+  const auto ranks = static_cast<double>(parts.size());
   double most_linear = 0, attention = 0;
-  for (size_t i = 0; i < run.programs().size(); ++i) {
-    const StepParts parts = run.parts_of(played, i);
-    step.busy_s += parts.computed() / ranks;
-    attention += parts.attention / ranks;
-    most_linear = std::max(most_linear, parts.linear);
+  for (const StepParts& of_rank : parts) {
+    step.busy_s += of_rank.computed() / ranks;
+    attention += of_rank.attention / ranks;
+    most_linear = std::max(most_linear, of_rank.linear);
   }
   step.even_attention_s = most_linear + attention;
+  if (options.plain_packing)
+    step.plain_packing_s = plain_packing_s(config, batch, num_workers, machine, options.threads);
   step.tokens_per_s = static_cast<double>(step.figures.tokens) / step.seconds;
   step.share_of_peak = config.model.train_flops(step.figures.tokens, step.figures.pairs) /
                        (step.seconds * num_ranks(config, num_workers) *
                         machine.of(MachineNumber::kPeakTflops) * 1e12);
-  for (int i = 0; i < kNumMachineNumbers; ++i) {
-    const auto number = static_cast<MachineNumber>(i);
-    const std::optional<Machine> changed = better(machine, number);
-    if (!changed) continue;
-    prices.use(*changed);
-    const double shorter = 1 - seconds_of(run.play(prices, *changed).length_ps) / step.seconds;
+  for (const auto& [number, better_s] : played.better_s) {
+    const double shorter = 1 - better_s / step.seconds;
     if (shorter > 0) step.sensitivities.push_back({number, shorter});
   }
   std::ranges::stable_sort(step.sensitivities, std::greater(), &Sensitivity::shorter);

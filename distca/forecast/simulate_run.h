@@ -2,8 +2,8 @@
 // Predicts a step of a run on a machine, without running anything (`distca simulate`): the plans
 // and programs of the run itself, played by prices (sim/player.h, forecast/op_prices.h).
 //
-//     const SimulatedStep step = simulate_step(config, batch, num_workers,
-//     machine_by_name("h200")); fmt::print("{:.3f} s\n", step.seconds);
+//     const Machine machine = machine_by_name("h200");
+//     fmt::print("{:.3f} s\n", simulate_step(config, batch, num_workers, machine).seconds);
 //
 // Any thread may call the function.
 
@@ -11,11 +11,13 @@
 #include <string>
 #include <vector>
 
+#include "distca/base/parallel.h"
 #include "distca/config/config.h"
 #include "distca/cost/machine.h"
 #include "distca/forecast/memory_peak.h"
 #include "distca/forecast/plan_figures.h"
 #include "distca/forecast/plan_request.h"
+#include "distca/forecast/predicted_trace.h"
 
 namespace distca {
 
@@ -28,6 +30,7 @@ struct StepParts {
   double late = 0;       // waits for peers that had not begun to send or receive
   double exposed = 0;    // waits for messages that were under way
   double idle = 0;       // behind its last operation, until the last rank's
+  double besides = 0;    // what every step takes besides its operations (kStepUs)
   double computed() const { return attention + linear; }
 };
 
@@ -54,17 +57,38 @@ struct SimulatedStep {
   /// If core attention were even at no cost, and nothing else: the most linear work of a rank, and
   /// the mean of core attention.
   double even_attention_s = 0;
+  /// The step under plain packing (plan.scheduler = local), all else alike. 0 where the run has it,
+  /// in a pipeline, and with dedicated servers, of which it has none.
+  double plain_packing_s = 0;
   double tokens_per_s = 0;
   double share_of_peak = 0;  // model FLOP/s (LlamaConfig::train_flops) over the peak of all ranks
   std::vector<SimulatedStage> stages;
   std::vector<Sensitivity> sensitivities;  // the largest first; those that change nothing left out
   /// Ranks that divide layers evenly are alike: one of each server was played.
   bool one_of_each_server = false;
+  std::vector<int> traced_ranks;    // empty without a request for a trace
+  bool is_trace_shortened = false;  // of each stage one rank, for all would be too many lines
+
+  /// The stage one of whose ranks takes more memory than any other rank.
+  const SimulatedStage& fullest() const;
 };
 
-/// The batch must be one of the run's. Throws as plan_later_batch does, and Error(kUsage) where
-/// the programs of all ranks are too large to be looked at together.
+struct SimulateOptions {
+  bool sensitivities = true;  // otherwise they are not looked for: the step is played once
+  bool plain_packing = true;  // otherwise SimulatedStep::plain_packing_s is 0
+  /// If false, a step is not played that does not fit the machine's memory: then it has its plans'
+  /// figures and the peaks of its stages, and all times are 0.
+  bool plays_beyond_memory = true;
+  /// The step is also written as a trace, unless it is null.
+  const TraceRequest* trace = nullptr;
+  /// How many threads plan and play. They change no result. Each needs the memory of a play.
+  int threads = threads_here();
+};
+
+/// The batch must be one of the run's. Throws as plan_later_batch does, what the trace's `write`
+/// throws, and Error(kUsage) where the programs of all ranks are too large to be looked at
+/// together.
 SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_workers,
-                            const Machine& machine);
+                            const Machine& machine, const SimulateOptions& options = {});
 
 }  // namespace distca

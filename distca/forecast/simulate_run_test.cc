@@ -3,10 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "distca/base/error.h"
 #include "distca/forecast/batch_programs.h"
 #include "distca/forecast/op_prices.h"
 #include "distca/sim/player.h"
@@ -42,7 +46,8 @@ SimulatedStep simulate(std::vector<std::string> overrides, int workers, int nano
 }
 
 double all_of(const StepParts& parts) {
-  return parts.computed() + parts.copied + parts.issued + parts.late + parts.exposed + parts.idle;
+  return parts.computed() + parts.copied + parts.issued + parts.late + parts.exposed + parts.idle +
+         parts.besides;
 }
 
 TEST(SimulateStep, parts_of_every_stage_add_up_to_the_step) {
@@ -94,6 +99,16 @@ TEST(SimulateStep, one_worker_takes_what_it_computes) {
   EXPECT_NEAR(2 * (attention - calls), mean.attention - calls, 1e-9);
 }
 
+TEST(SimulateStep, plain_packing_is_the_step_of_scheduler_local) {
+  const SimulatedStep step = simulate({"train.overlap=none"}, 3);
+  const SimulatedStep plain = simulate({"train.overlap=none", "plan.scheduler=local"}, 3);
+  EXPECT_DOUBLE_EQ(step.plain_packing_s, plain.seconds);
+  EXPECT_GT(step.plain_packing_s, step.seconds);
+  EXPECT_EQ(plain.plain_packing_s, 0) << "it is what the run has";
+  EXPECT_EQ(simulate({"parallel.pipeline_model_parallel_size=2"}, 4, 4).plain_packing_s, 0);
+  EXPECT_EQ(simulate({"servers.dedicated=1"}, 2).plain_packing_s, 0);
+}
+
 TEST(SimulateStep, recomputing_all_computes_a_third_of_the_linear_work_again) {
   const double once = simulate({}, 1).stages[0].mean.linear;
   const double again = simulate({"train.recompute=full"}, 1).stages[0].mean.linear;
@@ -112,11 +127,114 @@ TEST(SimulateStep, what_would_help_most_stands_first) {
   EXPECT_LT(step.sensitivities[0].shorter, 0.17) << "a sixth of what bytes take";
 }
 
+TEST(SimulateStep, threads_change_nothing_and_sensitivities_may_be_left_out) {
+  std::vector<std::string> overrides = kModel;
+  overrides.insert(overrides.end(),
+                   {"parallel.pipeline_model_parallel_size=2", "batch.nano_batches=4"});
+  const Config config = load_config("", overrides);
+  const Machine machine = machine_by_name("h200");
+  const auto with = [&](const SimulateOptions& options) {
+    return simulate_step(config, batch_of(4), /*num_workers=*/4, machine, options);
+  };
+  const SimulatedStep one = with({.threads = 1}), three = with({.threads = 3});
+  const SimulatedStep alone = with({.sensitivities = false, .threads = 1});
+  EXPECT_EQ(one.figures.hash, three.figures.hash);
+  EXPECT_EQ(one.seconds, three.seconds);
+  EXPECT_EQ(one.seconds, alone.seconds);
+  ASSERT_EQ(one.sensitivities.size(), three.sensitivities.size());
+  EXPECT_FALSE(one.sensitivities.empty());
+  EXPECT_TRUE(alone.sensitivities.empty());
+  for (size_t i = 0; i < one.sensitivities.size(); ++i) {
+    EXPECT_EQ(one.sensitivities[i].number, three.sensitivities[i].number);
+    EXPECT_EQ(one.sensitivities[i].shorter, three.sensitivities[i].shorter);
+  }
+}
+
 TEST(SimulateStep, ranks_that_divide_layers_evenly_are_played_as_one) {
   EXPECT_TRUE(simulate({"parallel.tensor_model_parallel_size=2"}, 4).one_of_each_server);
   EXPECT_FALSE(simulate({}, 4).one_of_each_server);
   EXPECT_FALSE(simulate({"parallel.tensor_model_parallel_size=2", "model.vocab_size=513"}, 4)
                    .one_of_each_server);
+}
+
+/// A machine whose phases were measured, with times that are in proportion to FLOPs at the rate of
+/// `machine`, as long as `longer` times.
+Machine with_phases(const std::vector<std::string>& overrides, Machine machine, double longer = 1) {
+  std::vector<std::string> all = kModel;
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  all.insert(all.end(), {"batch.nano_batches=2", "parallel.pipeline_model_parallel_size=1",
+                         "train.recompute=none"});
+  const Config config = load_config("", all);
+  const BatchPlans plans = plan_later_batch(config, batch_of(2), /*num_workers=*/1);
+  const Program program =
+      BatchPrograms(config, plans, ProgramRequest::Kind::kTrain, /*num_workers=*/1).of(0);
+  std::map<std::pair<std::string, Pass>, PhaseTimes> phases;
+  for (const Op& op : program.ops) {
+    if (op.stream != Stream::kCompute || is_of_weights(op.kind)) continue;
+    if (op.kind == OpKind::kCoreAttention) continue;
+    const int64_t flops_per_token = std::llround(op.flops / 16384);
+    const double ns = longer * 1e3 * static_cast<double>(flops_per_token) * 16384 /
+                      (machine.of(MachineNumber::kLinearTflops) * 1e6);
+    phases[{op_name(op.kind), op.pass}] = {
+        .phase = op_name(op.kind),
+        .pass = op.pass,
+        .flops_per_token = flops_per_token,
+        .tokens = {16384, 2 * 16384},
+        .ns = {std::max<int64_t>(1, std::llround(ns)), std::max<int64_t>(2, std::llround(2 * ns))}};
+  }
+  for (const auto& [name, times] : phases) machine.phases.push_back(times);
+  machine.settings = phase_settings(config);
+  return machine;
+}
+
+/// Also for fewer tokens than were measured, backward that leaves gradients by matrices to others,
+/// and what is computed again.
+TEST(SimulateStep, measured_phases_in_proportion_to_flops_are_as_those_at_a_rate) {
+  const Machine machine = machine_by_name("h200");
+  for (const std::vector<std::string>& overrides :
+       {std::vector<std::string>{},
+        {"train.recompute=full"},
+        {"parallel.pipeline_model_parallel_size=2", "parallel.outstanding_weight_gradients=2"}}) {
+    const Machine measured = with_phases(overrides, machine);
+    ASSERT_GE(measured.phases.size(), 6U);
+    const double at_rate = simulate(overrides, 4, 4, machine).stages[0].mean.linear;
+    EXPECT_NEAR(simulate(overrides, 4, 4, measured).stages[0].mean.linear / at_rate, 1, 1e-4);
+    const Machine slow = with_phases(overrides, machine, /*longer=*/2);
+    EXPECT_GT(simulate(overrides, 4, 4, slow).stages[0].mean.linear / at_rate, 1.8);
+  }
+}
+
+TEST(SimulateStep, phases_of_another_model_are_refused) {
+  const auto refusal = [](const std::vector<std::string>& overrides, const Machine& machine) {
+    try {
+      simulate(overrides, 2, 2, machine);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  Machine machine = with_phases({}, machine_by_name("h200"));
+  EXPECT_EQ(refusal({"model.num_hidden_layers=2"}, machine), "");
+  EXPECT_THAT(refusal({"model.intermediate_size=1024"}, machine),
+              ::testing::HasSubstr("machine h200: its phases were measured with "
+                                   "model.intermediate_size = 2048, and the configuration has "
+                                   "1024"));
+  EXPECT_THAT(refusal({"model.dtype=float32"}, machine), ::testing::HasSubstr("model.dtype"));
+  machine.phases[0].phase = "dreaming";
+  EXPECT_THAT(refusal({}, machine), ::testing::HasSubstr("no program has a phase dreaming"));
+  std::erase_if(machine.phases, [](const PhaseTimes& times) {
+    return times.phase == "pre_attention" || times.phase == "dreaming";
+  });
+  EXPECT_THAT(refusal({}, machine), ::testing::HasSubstr("its phases lack pre_attention forward"));
+}
+
+TEST(SimulateStep, a_step_takes_what_it_takes_besides_its_operations) {
+  Machine machine = machine_by_name("h200");
+  const double before = simulate({}, 2, 2, machine).seconds;
+  machine.at(MachineNumber::kStepUs).value = 5000;
+  const SimulatedStep step = simulate({}, 2, 2, machine);
+  EXPECT_NEAR(step.seconds, before + 0.005, 1e-9);
+  EXPECT_DOUBLE_EQ(step.stages[0].mean.besides, 0.005);
 }
 
 /// With sums of gradients, some of which all ranks of a stage share, too.

@@ -18,6 +18,26 @@ std::vector<Task> balanced_tasks(const PlanRequest& request, const Layout& layou
                                   : schedule_balanced(request, layout);
 }
 
+template <int kMostOfGroup>
+Layout wlb_cp(const PlanRequest& request) {
+  return wlb_cp_layout(request, kMostOfGroup);
+}
+
+constexpr LayoutEntry wlb_cp_entry(std::string_view name, std::string_view summary,
+                                   LayoutFunction make) {
+  return {.name = name, .summary = summary, .make = make, .even_tokens = false};
+}
+
+constexpr SchedulerEntry wlb_cp_scheduler(std::string_view name, std::string_view summary) {
+  return {.name = name,
+          .summary = summary,
+          .schedule = schedule_local,
+          .layout = name,
+          .only_this_layout = true,
+          .even_tokens = false,
+          .capacities = false};
+}
+
 constexpr LayoutEntry kLayouts[] = {
     {"balanced", "homes where most queries can stay and keys travel least", balanced_layout},
     {"sequential", "documents in order fill one worker after another", sequential_layout},
@@ -29,6 +49,11 @@ constexpr LayoutEntry kLayouts[] = {
      .summary = "every document over all workers, head and tail shards",
      .make = per_document_layout,
      .even_tokens = false},
+    wlb_cp_entry("wlb-cp2", "wlb over groups of 2 workers, each document cut over its group",
+                 wlb_cp<2>),
+    wlb_cp_entry("wlb-cp4", "groups of 4", wlb_cp<4>),
+    wlb_cp_entry("wlb-cp8", "groups of 8", wlb_cp<8>),
+    wlb_cp_entry("wlb-cp16", "groups of 16", wlb_cp<16>),
 };
 constexpr SchedulerEntry kSchedulers[] = {
     {.name = "balanced",
@@ -60,6 +85,11 @@ constexpr SchedulerEntry kSchedulers[] = {
      .only_this_layout = true,
      .even_tokens = false,
      .capacities = false},
+    wlb_cp_scheduler("wlb-cp2",
+                     "data x context parallelism: tasks stay, keys travel in groups of 2"),
+    wlb_cp_scheduler("wlb-cp4", "groups of 4"),
+    wlb_cp_scheduler("wlb-cp8", "groups of 8"),
+    wlb_cp_scheduler("wlb-cp16", "groups of 16"),
 };
 
 template <typename Entry>

@@ -7,6 +7,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/hash.h"
+#include "distca/base/parallel.h"
 #include "distca/plan/pipeline/validate_pipeline.h"
 #include "distca/plan/scheduler.h"
 
@@ -50,8 +51,10 @@ PipelineParts::PipelineParts(PipelineStepRequest request)
     order_ = pooled_order(shape_, ticks_, weight_gradients_);
     plan_pooled();
   }
-  indices_.reserve(plans_.size());
-  for (const Plan& plan : plans_) indices_.emplace_back(plan);
+  indices_.resize(plans_.size());
+  for_each_in_parallel(plans_.size(), request_.request.threads, [this](size_t i) {
+    indices_[i] = std::make_unique<const PlanIndex>(plans_[i]);
+  });
 }
 
 /// An exchange has the plan of its tick and slot, or, of layer steps that some stages lack, one
@@ -130,8 +133,11 @@ const Plan& PipelineParts::plan(size_t exchange, int stage) const {
 }
 
 std::string PipelineParts::hash() const {
+  std::vector<std::string> hashes(plans_.size());
+  for_each_in_parallel(plans_.size(), request_.request.threads,
+                       [&](size_t i) { hashes[i] = plan_hash(plans_[i]); });
   std::string text;
-  for (const Plan& plan : plans_) text += plan_hash(plan) + "\n";
+  for (const std::string& of_plan : hashes) text += of_plan + "\n";
   for (const Tick& tick : ticks_) {
     for (const TickStage& stage : tick.stages)
       text += fmt::format("{}{} ", pass_name(stage.pass)[0], stage.micro_batch);
@@ -174,7 +180,7 @@ StagePart PipelineParts::part(int server, const Format& format) const {
     auto& part = known[first];
     if (part == nullptr) {
       part = std::make_shared<const AttentionExchange>(
-          make_attention_exchange(indices_[first + (own ? stage : 0)].exchange(server),
+          make_attention_exchange(indices_[first + (own ? stage : 0)]->exchange(server),
                                   request_.request.shape, format.types));
     }
     parts.push_back(part);

@@ -100,10 +100,10 @@ class PipelineParts {
   WeightGradients weight_gradients_;
   PipelineOrder order_;
   std::optional<PipelinePlan> aligned_;
-  std::vector<Plan> plans_;         // each once
-  std::vector<size_t> plan_of_;     // [exchange] in plans_; kAtHome: that of stage 0, behind which
-                                    // those of the other stages stand
-  std::vector<PlanIndex> indices_;  // [plan]
+  std::vector<Plan> plans_;      // each once
+  std::vector<size_t> plan_of_;  // [exchange] in plans_; kAtHome: that of stage 0, behind which
+                                 // those of the other stages stand
+  std::vector<std::unique_ptr<const PlanIndex>> indices_;  // [plan]
 };
 
 }  // namespace distca

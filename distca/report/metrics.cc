@@ -65,11 +65,6 @@ Json speeds_json(const Speeds& speeds) {
   return json;
 }
 
-std::optional<double> plain_packing_s(const StepMetrics& m) {
-  if (m.plan.packed.empty()) return std::nullopt;
-  return m.step_s + plain_packing_adds_s(m.ranks, m.plan.packed);
-}
-
 Json metrics_line(const StepMetrics& m, const Config& config, const ResolvedConfig& resolved) {
   // Every step of a run, in all its starts, has as many tokens.
   const int64_t step_tokens = config.batch.nano_batches * config.batch.nano_batch_tokens;
@@ -109,7 +104,6 @@ Json metrics_line(const StepMetrics& m, const Config& config, const ResolvedConf
     line["bytes_between_nodes"] = m.bytes_between_nodes;
     line["bytes_inside_nodes"] = m.bytes.sent - m.bytes_between_nodes;
   }
-  if (const auto plain_s = plain_packing_s(m)) line["plain_packing_s"] = *plain_s;
   if (!m.plan.attention_predicted_s.empty())
     line["attention_predicted_s"] = m.plan.attention_predicted_s;
   if (!m.plan.chosen.empty()) line["chosen"] = m.plan.chosen;

@@ -69,10 +69,6 @@ struct StepMetrics {
   PlanFigures plan;
 };
 
-/// Estimates how long the step would have taken under plain packing, in seconds. Nothing where
-/// `plan.packed` is empty.
-std::optional<double> plain_packing_s(const StepMetrics& metrics);
-
 /// A line of metrics.jsonl. Every line repeats what the run's plans count load in, which kernel
 /// computes, train.overlap and train.steps. Its time is that of the call.
 Json metrics_line(const StepMetrics& metrics, const Config& config, const ResolvedConfig& resolved);

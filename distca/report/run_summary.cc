@@ -124,16 +124,10 @@ std::string balance_text(const RunSummary& summary) {
   const auto percent = [&](double seconds) { return 100 * seconds / summary.sum.step_s; };
   const auto most = std::ranges::max_element(waited);
   const double all = std::accumulate(waited.begin(), waited.end(), 0.0);
-  std::string text = fmt::format(
+  return fmt::format(
       "\nBalance\n  ranks waited {:.1f} % of the time for messages or for the last rank (rank {} "
       "most, {:.1f} %)\n",
       percent(all / static_cast<double>(waited.size())), most - waited.begin(), percent(*most));
-  if (summary.plain_packing_s > 0) {
-    const double times = summary.plain_packing_s / summary.sum.step_s;
-    text += fmt::format("  plain packing would have taken {:.2f} times as long (estimate){}\n",
-                        times, times < 1 ? "; plan.scheduler=local is it" : "");
-  }
-  return text;
 }
 
 void RunSummary::add(const StepMetrics& step) {
@@ -153,7 +147,6 @@ void RunSummary::add(const StepMetrics& step) {
   const std::vector<double> attention_s = slowest_of_servers(step.attention_s, ranks_of_server);
   add_to(sum.attention_s, attention_s);
   add_to(waited_s, seconds_waited(step.ranks));
-  plain_packing_s += distca::plain_packing_s(step).value_or(0);
   if (plan.attention_predicted_s.empty()) return;
   add_to(sum.plan.attention_predicted_s, plan.attention_predicted_s);
   std::vector<double> errors;

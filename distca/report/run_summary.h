@@ -43,7 +43,6 @@ struct RunSummary {
   /// shown divided by `steps`.
   StepMetrics sum{.plan = {.imbalance_before = 0, .imbalance_after = 0}};
   std::vector<double> waited_s;  // [ranks] summed over steps
-  double plain_packing_s = 0;    // sum of the steps' estimates, or 0 if there are none
   int64_t last_step = 0;         // the last step of this start: train.steps unless it ended early
   std::string trace;             // a line on train.trace, or ""
   int64_t metrics_missing = 0;   // lines that metrics.jsonl lacks because its disk is full

@@ -102,17 +102,16 @@ TEST(StartText, says_of_devices_what_was_measured_and_what_plans_may_take) {
                           HasSubstr("2.00 times as long as without\nthe smallest of")));
 }
 
-/// A step of two workers: rank 1 waits half a second of two, and plain packing would make the step
-/// one second longer.
+/// A step of two workers: rank 1 waits half a second of two.
 StepMetrics uneven_step() {
   return {
       .step_s = 2,
       .ranks = {{.linear_ns = 1'000'000'000, .attention_ns = 500'000'000, .tokens = 1, .load = 4},
                 {.linear_ns = 1'000'000'000, .tokens = 1, .load = 4}},
-      .plan = {.packed = {{{.tokens = 1, .load = 12}, {.tokens = 1, .load = 0}}}}};
+      .plan = {}};
 }
 
-TEST(BalanceText, says_what_ranks_waited_and_what_plain_packing_would_take) {
+TEST(BalanceText, says_what_ranks_waited) {
   RunSummary summary;
   summary.add(uneven_step());
   summary.add(uneven_step());
@@ -120,16 +119,12 @@ TEST(BalanceText, says_what_ranks_waited_and_what_plain_packing_would_take) {
       balance_text(summary),
       "\nBalance\n"
       "  ranks waited 12.5 % of the time for messages or for the last rank (rank 1 most, 25.0 "
-      "%)\n"
-      "  plain packing would have taken 1.50 times as long (estimate)\n");
+      "%)\n");
 }
 
-TEST(BalanceText, estimates_nothing_without_packed_work_and_is_empty_for_one_rank) {
-  RunSummary two, one;
+TEST(BalanceText, is_empty_for_one_rank) {
+  RunSummary one;
   StepMetrics step = uneven_step();
-  step.plan.packed = {};
-  two.add(step);
-  EXPECT_THAT(balance_text(two), AllOf(HasSubstr("rank 1 most"), Not(HasSubstr("plain packing"))));
   step.ranks.pop_back();
   one.add(step);
   EXPECT_EQ(balance_text(one), "");

@@ -9,18 +9,11 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/program/op_events.h"
 #include "distca/runtime/out_of_device_memory.h"
 
 namespace distca {
 namespace {
-
-std::vector<int> peers(const Program& program, const Op& op, const MessageList& list) {
-  std::vector<int> ranks;
-  ranks.reserve(list.messages.size());
-  for (const PeerMessage& message : list.messages)
-    ranks.push_back(program.rank_of(op, message.peer));
-  return ranks;
-}
 
 /// A program that is being played.
 class Playing {
@@ -60,29 +53,22 @@ class Playing {
     bool sent = false;
     double issued_s = 0;
   };
-  /// On the steady clock; with an OpClock first its marks.
-  struct Span {
-    double begin_s, end_s;
-  };
   struct TimedPart {
     double* seconds;  // in times_
-    Span span;
+    TraceSpan span;   // on the steady clock; with an OpClock first its marks
   };
 
   void play(const Op& op) {
-    const Span span = timed(op, OpPart::kPlay, [&] { player_.play(op); });
-    if (recorder_) record(op, TraceKind::kCompute, span);
+    const TraceSpan span = timed(op, OpPart::kPlay, [&] { player_.play(op); });
+    if (recorder_) add(compute_event(program_, op, span));
   }
 
   void start(int32_t index) {
     const Op& op = program_.ops[index];
-    const Span pack = timed(op, OpPart::kPack, [&] { player_.pack(op); });
-    const Span issue = timed(op, OpPart::kIssue, [&] { player_.issue(op); });
+    const TraceSpan pack = timed(op, OpPart::kPack, [&] { player_.pack(op); });
+    const TraceSpan issue = timed(op, OpPart::kIssue, [&] { player_.issue(op); });
     exchanges_[index].issued_s = issue.begin_s;
-    if (!recorder_) return;
-    const bool sends = !program_.sends(op).empty();
-    if (sends) record(op, TraceKind::kCopy, pack);
-    if (sends || !program_.receives(op).empty()) record(op, TraceKind::kLaunch, issue);
+    if (recorder_) add_all(start_events(program_, op, pack, issue));
   }
 
   void finish(int32_t index) {
@@ -90,15 +76,10 @@ class Playing {
     Exchange& exchange = exchanges_[index];
     if (op.stream != Stream::kComm || exchange.finished) return;
     exchange.finished = true;
-    const Span wait = timed(op, OpPart::kWait, [&] { player_.wait(op); });
-    const Span land = timed(op, OpPart::kLand, [&] { player_.land(op); });
-    if (!recorder_ || program_.receives(op).empty()) return;
-    TraceEvent awaited = event(op, TraceKind::kWait, wait);
-    awaited.to.clear();
-    add(std::move(awaited));
-    record(op, TraceKind::kFlight, {exchange.issued_s, wait.end_s});
-    const bool lands = op.kind == OpKind::kCombine || op.kind == OpKind::kP2p;
-    if (lands || op.kind == OpKind::kSumRows) record(op, TraceKind::kCopy, land);
+    const TraceSpan wait = timed(op, OpPart::kWait, [&] { player_.wait(op); });
+    const TraceSpan land = timed(op, OpPart::kLand, [&] { player_.land(op); });
+    if (!recorder_) return;
+    add_all(receive_events(program_, op, wait, {exchange.issued_s, wait.end_s}, land));
   }
 
   void wait_sent(int32_t index) {
@@ -106,20 +87,15 @@ class Playing {
     Exchange& exchange = exchanges_[index];
     if (op.stream != Stream::kComm || exchange.sent) return;
     exchange.sent = true;
-    const Span wait = timed(op, OpPart::kWait, [&] { player_.wait_sent(op); });
-    if (!recorder_ || program_.sends(op).empty()) return;
-    TraceEvent awaited = event(op, TraceKind::kWait, wait);
-    awaited.from.clear();
-    add(std::move(awaited));
-    if (program_.receives(op).empty())
-      record(op, TraceKind::kFlight, {exchange.issued_s, wait.end_s});
+    const TraceSpan wait = timed(op, OpPart::kWait, [&] { player_.wait_sent(op); });
+    if (recorder_) add_all(send_events(program_, op, wait, {exchange.issued_s, wait.end_s}));
   }
 
   template <typename Body>
-  Span timed(const Op& op, OpPart part, const Body& body) {
+  TraceSpan timed(const Op& op, OpPart part, const Body& body) {
     // Its own clock is read inside: where a group's quota is used up, that is where it stands
     // still.
-    Span span{now(), 0};
+    TraceSpan span{now(), 0};
     const double processor_begin_s = thread_processor_seconds();
     try {
       body();
@@ -162,24 +138,8 @@ class Playing {
     }
   }
 
-  void record(const Op& op, TraceKind kind, const Span& span) { add(event(op, kind, span)); }
-
-  TraceEvent event(const Op& op, TraceKind kind, const Span& span) const {
-    const MessageList &sends = program_.sends(op), &receives = program_.receives(op);
-    return {.kind = kind,
-            .name = describe(op),
-            .begin_s = span.begin_s,
-            .end_s = span.end_s,
-            .layer = op.layer,
-            .micro_batch = op.micro_batch,
-            .nano_batch = op.nano_batch,
-            .tick = op.tick,
-            .tag = op.tag,
-            .from = peers(program_, op, receives),
-            .to = peers(program_, op, sends),
-            .bytes = sends.bytes,
-            .received_bytes = receives.bytes,
-            .flops = op.flops};
+  void add_all(std::vector<TraceEvent> events) {
+    for (TraceEvent& event : events) add(std::move(event));
   }
 
   const Program& program_;

@@ -14,19 +14,21 @@ namespace {
 /// Plays the thread of each rank as far as it gets, in turns.
 class Player {
  public:
-  Player(std::span<const Program> programs, const OpPrices& prices, const Wire& wire)
-      : programs_(programs), prices_(prices), messages_(programs, wire), threads_(programs.size()) {
-    step_.ops.resize(programs.size());
-    step_.ranks.resize(programs.size());
-    for (size_t i = 0; i < programs.size(); ++i) {
-      step_.ops[i].resize(programs[i].ops.size());
-      threads_[i].is_finished.resize(programs[i].ops.size());
-      threads_[i].is_sent.resize(programs[i].ops.size());
-    }
+  /// The times of operations are kept if `keeps_ops`.
+  Player(const StepLinks& links, const OpPrices& prices, const Wire& wire, bool keeps_ops)
+      : links_(links),
+        prices_(prices),
+        messages_(links, wire),
+        threads_(links.programs().size()),
+        communications_(links.num_communications()) {
+    step_.ranks.resize(threads_.size());
+    if (!keeps_ops) return;
+    step_.ops.resize(threads_.size());
+    for (size_t i = 0; i < threads_.size(); ++i) step_.ops[i].resize(program(i).ops.size());
   }
 
   TimedStep run(Turns turns) {
-    const size_t count = programs_.size();
+    const size_t count = threads_.size();
     for (bool goes_on = true; goes_on;) {
       goes_on = false;
       for (size_t turn = 0; turn < count; ++turn) {
@@ -35,10 +37,10 @@ class Player {
     }
     for (size_t i = 0; i < count; ++i) {
       const auto next = threads_[i].next;
-      DISTCA_CHECK(
-          threads_[i].is_over, "rank {} waits for what nobody sends{}", messages_.rank_of(i),
-          next < programs_[i].ops.size() ? " before it plays " + describe(programs_[i].ops[next])
-                                         : " at its end");
+      DISTCA_CHECK(threads_[i].is_over, "rank {} waits for what nobody sends{}", links_.rank_of(i),
+                   next < program(i).ops.size()
+                       ? " before it plays " + describe(program(i).ops[next])
+                       : " at its end");
       step_.length_ps = std::max(step_.length_ps, step_.ranks[i].end_ps);
     }
     return std::move(step_);
@@ -46,79 +48,100 @@ class Player {
 
  private:
   struct Thread {
-    size_t next = 0;                         // operation
-    std::vector<bool> is_finished, is_sent;  // [operation]
+    size_t next = 0;                // operation
+    size_t received = 0, sent = 0;  // at its end, communications that it need not wait for any more
     bool is_over = false;
   };
+  struct Communication {
+    int64_t land_ps = 0;
+    bool is_finished = false, is_sent = false;
+  };
+
+  const Program& program(size_t i) const { return links_.programs()[i]; }
 
   /// Plays the rank's next operation, unless it waits for a peer that is not at it yet.
   bool play_next(size_t i) {
     Thread& thread = threads_[i];
     if (thread.is_over) return false;
-    const Program& program = programs_[i];
-    if (thread.next == program.ops.size()) {
-      const std::vector<int32_t>& all = messages_.communications(i);
-      return thread.is_over = wait(i, all, /*for_sends=*/false) && wait(i, all, /*for_sends=*/true);
+    const size_t next = thread.next;
+    if (next == program(i).ops.size()) return thread.is_over = ends(i);
+    for (const int32_t one : links_.waits_for(i, next)) {
+      if (!wait(i, one, /*for_sends=*/false)) return false;
     }
-    const Op& op = program.ops[thread.next];
-    if (!wait(i, op.wait_for, /*for_sends=*/false) || !wait(i, op.wait_sends, /*for_sends=*/true))
-      return false;
+    for (const int32_t one : links_.wait_sends(i, next)) {
+      if (!wait(i, one, /*for_sends=*/true)) return false;
+    }
     const int64_t now = step_.ranks[i].end_ps;
-    step_.ops[i][thread.next] = {.begin_ps = now, .end_ps = now, .sent_ps = now};
-    if (op.stream == Stream::kCompute) {
-      compute(i, op);
-    } else if (messages_.has_messages(i, static_cast<int32_t>(thread.next))) {
-      start(i, op);
+    if (TimedOp* const op = timed(i, next)) *op = {.begin_ps = now, .end_ps = now, .sent_ps = now};
+    if (links_.computes(i, next)) {
+      compute(i, next);
+    } else if (const int32_t one = links_.at(i, next); one >= 0) {
+      start(i, one);
     }
     ++thread.next;
     return true;
   }
 
-  void compute(size_t i, const Op& op) {
+  /// A rank ends once all that it receives is there, and all that it sends has left.
+  bool ends(size_t i) {
+    Thread& thread = threads_[i];
+    const std::span<const int32_t> all = links_.communications(i);
+    for (; thread.received < all.size(); ++thread.received) {
+      if (!wait(i, all[thread.received], /*for_sends=*/false)) return false;
+    }
+    for (; thread.sent < all.size(); ++thread.sent) {
+      if (!wait(i, all[thread.sent], /*for_sends=*/true)) return false;
+    }
+    return true;
+  }
+
+  TimedOp* timed(size_t i, size_t op) { return step_.ops.empty() ? nullptr : &step_.ops[i][op]; }
+
+  void compute(size_t i, size_t op) {
     RankTime& time = step_.ranks[i];
-    const int64_t price = prices_.compute_ps(messages_.rank_of(i), op);
+    const int64_t price = prices_.compute_ps(links_.rank_of(i), program(i).ops[op]);
     time.computed_ps += price;
     time.end_ps += price;
-    step_.ops[i][threads_[i].next].end_ps = time.end_ps;
-    step_.ops[i][threads_[i].next].sent_ps = 0;
+    if (TimedOp* const played = timed(i, op)) {
+      played->end_ps = time.end_ps;
+      played->sent_ps = 0;
+    }
   }
 
-  CommunicationPrice price(size_t i, const Op& op) const {
-    return prices_.communication(messages_.rank_of(i), op, programs_[i].sends(op),
-                                 programs_[i].receives(op));
-  }
-
-  void start(size_t i, const Op& op) {
+  void start(size_t i, int32_t number) {
     RankTime& time = step_.ranks[i];
-    const CommunicationPrice price = this->price(i, op);
+    const StepLinks::Communication& one = links_.communication(number);
+    const auto op = static_cast<size_t>(one.op);
+    const CommunicationPrice price = prices_.communication(links_.rank_of(i), program(i).ops[op],
+                                                           links_.list(one, /*is_sent=*/true),
+                                                           links_.list(one, /*is_sent=*/false));
+    communications_[static_cast<size_t>(number)].land_ps = price.land_ps;
     time.copied_ps += price.pack_ps;
     time.issued_ps += price.issue_ps;
     time.core_ps += price.core_ps;
     time.end_ps += price.pack_ps + price.issue_ps;
-    step_.ops[i][threads_[i].next].begin_ps = time.end_ps;
-    messages_.start(i, static_cast<int32_t>(threads_[i].next), time.end_ps);
+    if (TimedOp* const played = timed(i, op)) played->begin_ps = time.end_ps;
+    messages_.start(number, time.end_ps);
     time.end_ps += price.core_ps;
   }
 
-  /// Waits for communications, all but those that were waited for. Returns false if a peer of one
-  /// is not at it yet.
-  bool wait(size_t i, const std::vector<int32_t>& ops, bool for_sends) {
-    std::vector<bool>& is_over = for_sends ? threads_[i].is_sent : threads_[i].is_finished;
-    for (const int32_t at : ops) {
-      const auto op = static_cast<size_t>(at);
-      if (is_over[op] || !messages_.has_messages(i, at)) continue;
-      const std::optional<MessageTimes::Over> over =
-          for_sends ? messages_.sent(i, at) : messages_.received(i, at);
-      if (!over) return false;
-      wait_until(i, *over);
-      is_over[op] = true;
-      TimedOp& played = step_.ops[i][op];
-      (for_sends ? played.sent_ps : played.end_ps) = over->at_ps;
-      if (for_sends) continue;
-      const int64_t land = price(i, programs_[i].ops[op]).land_ps;
-      step_.ranks[i].copied_ps += land;
-      step_.ranks[i].end_ps += land;
-    }
+  /// Waits for a communication, unless that was waited for before. Returns false if a peer is not
+  /// at it yet.
+  bool wait(size_t i, int32_t number, bool for_sends) {
+    Communication& one = communications_[static_cast<size_t>(number)];
+    bool& is_over = for_sends ? one.is_sent : one.is_finished;
+    if (is_over) return true;
+    const std::optional<MessageTimes::Over> over =
+        for_sends ? messages_.sent(number) : messages_.received(number);
+    if (!over) return false;
+    is_over = true;
+    wait_until(i, *over);
+    const auto op = static_cast<size_t>(links_.communication(number).op);
+    if (TimedOp* const played = timed(i, op))
+      (for_sends ? played->sent_ps : played->end_ps) = over->at_ps;
+    if (for_sends) return true;
+    step_.ranks[i].copied_ps += one.land_ps;
+    step_.ranks[i].end_ps += one.land_ps;
     return true;
   }
 
@@ -131,10 +154,11 @@ class Player {
     time.end_ps += waits;
   }
 
-  const std::span<const Program> programs_;
+  const StepLinks& links_;
   const OpPrices& prices_;
   MessageTimes messages_;
-  std::vector<Thread> threads_;  // [program]
+  std::vector<Thread> threads_;                // [program]
+  std::vector<Communication> communications_;  // [communication]
   TimedStep step_;
 };
 
@@ -142,7 +166,16 @@ class Player {
 
 TimedStep timed_step(std::span<const Program> programs, const OpPrices& prices, const Wire& wire,
                      Turns turns) {
-  return Player(programs, prices, wire).run(turns);
+  const StepLinks links(programs, wire.ranks_per_node);
+  return Player(links, prices, wire, /*keeps_ops=*/true).run(turns);
+}
+
+TimedStep timed_step(const StepLinks& links, const OpPrices& prices, const Wire& wire) {
+  return Player(links, prices, wire, /*keeps_ops=*/true).run(Turns::kFirstToLast);
+}
+
+int64_t step_length_ps(const StepLinks& links, const OpPrices& prices, const Wire& wire) {
+  return Player(links, prices, wire, /*keeps_ops=*/false).run(Turns::kFirstToLast).length_ps;
 }
 
 }  // namespace distca

@@ -21,7 +21,7 @@
 //
 // Every time is a sum of prices along waits, or the latest of such. So with fixed programs a
 // cheaper operation or a faster wire never makes a step longer, and the order in which ranks are
-// played changes nothing. Any thread may call the function.
+// played changes nothing. Any thread may call the functions.
 
 #include <cstdint>
 #include <span>
@@ -29,6 +29,7 @@
 
 #include "distca/program/program.h"
 #include "distca/sim/prices.h"
+#include "distca/sim/step_links.h"
 #include "distca/sim/wire.h"
 
 namespace distca {
@@ -67,5 +68,11 @@ enum class Turns { kFirstToLast, kLastToFirst };
 /// are not those that their peers expect, are a CHECK.
 TimedStep timed_step(std::span<const Program> programs, const OpPrices& prices, const Wire& wire,
                      Turns turns = Turns::kFirstToLast);
+
+/// Likewise, for programs that are played several times: the links are found once, and several
+/// threads may play them at the same time. The wire must have as many ranks a node as the links.
+TimedStep timed_step(const StepLinks& links, const OpPrices& prices, const Wire& wire);
+/// TimedStep::length_ps alone, which takes less memory.
+int64_t step_length_ps(const StepLinks& links, const OpPrices& prices, const Wire& wire);
 
 }  // namespace distca

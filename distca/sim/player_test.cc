@@ -131,6 +131,34 @@ TEST(Player, messages_of_one_communication_share_the_senders_port_evenly) {
   EXPECT_EQ(step.ops[1][1].end_ps, 45 * kUs) << "behind the first communication";
 }
 
+/// Rank 1 receives by one list twice, of which rank 0 has two.
+TEST(Player, communications_that_share_a_list_here_need_not_share_it_there) {
+  std::vector<Program> programs = ranks(3);
+  add_exchange(programs[0], dispatch(1), {{1, 10}}, {});
+  add_exchange(programs[0], dispatch(2), {{1, 10}, {2, 30}}, {});
+  add_exchange(programs[1], dispatch(1), {}, {{0, 10}});
+  programs[1].ops.push_back(programs[1].ops[0]);
+  programs[1].ops[1].tag = 2;
+  add_exchange(programs[2], dispatch(2), {}, {{0, 30}});
+  const TimedStep step = timed_step(programs, flops_as_ps(), {.between = kSlow});
+  EXPECT_EQ(step.ops[1][0].end_ps, 10 * kUs);
+  EXPECT_EQ(step.ops[1][1].end_ps, 30 * kUs) << "half of the port, behind the first";
+  EXPECT_EQ(step.ops[2][0].end_ps, 50 * kUs);
+}
+
+TEST(Player, a_ports_time_is_the_same_for_many_messages) {
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 10000; ++i) {
+    const auto below = [&](int bits) { return static_cast<int64_t>(random() >> (64 - bits)); };
+    const Port port{.bytes_per_s = i % 3 == 0   ? below(1 + i % 41)
+                                   : i % 3 == 1 ? 1 + below(12) * 1'000'000'000
+                                                : 50'000'000'000 * 6 / 5};
+    const int64_t bytes = below(1 + i % 45);
+    if (port.bytes_per_s > 0 && static_cast<double>(bytes) / port.bytes_per_s > 9e6) continue;
+    EXPECT_EQ(PortTime(port)(bytes), port.time_ps(bytes)) << port.bytes_per_s << ", " << bytes;
+  }
+}
+
 TEST(Player, ranks_of_a_node_have_a_port_of_their_own) {
   std::vector<Program> programs = ranks(3);
   add_exchange(programs[0], dispatch(1), {{1, 10}, {2, 30}}, {});
@@ -233,13 +261,13 @@ struct Scenario {
   ThreadRates rates;
   Wire wire;
 
+  RatePrices prices() const {
+    return RatePrices(
+        [this](int, const Op& op) { return 1e-12 * (1 + op.flops * ps_of_flop.at(op.kind)); },
+        rates);
+  }
   TimedStep play(Turns turns = Turns::kFirstToLast) const {
-    return timed_step(
-        programs,
-        RatePrices(
-            [this](int, const Op& op) { return 1e-12 * (1 + op.flops * ps_of_flop.at(op.kind)); },
-            rates),
-        wire, turns);
+    return timed_step(programs, prices(), wire, turns);
   }
 };
 
@@ -351,6 +379,23 @@ TEST(Player, what_is_cheaper_never_makes_a_step_longer) {
     }
   }
   EXPECT_GT(shorter, 200);
+}
+
+TEST(Player, links_that_were_found_once_serve_all_prices_and_rates) {
+  for (uint32_t seed = 0; seed < kScenarios; ++seed) {
+    Scenario scenario = random_scenario(seed);
+    const StepLinks links(scenario.programs, scenario.wire.ranks_per_node,
+                          /*threads=*/1 + static_cast<int>(seed % 3));
+    std::mt19937 random(seed);
+    for (int i = 0; i < 3; ++i) {
+      const TimedStep alone = scenario.play();
+      const TimedStep linked = timed_step(links, scenario.prices(), scenario.wire);
+      EXPECT_EQ(linked.ops, alone.ops) << seed;
+      EXPECT_EQ(linked.ranks, alone.ranks) << seed;
+      EXPECT_EQ(step_length_ps(links, scenario.prices(), scenario.wire), alone.length_ps) << seed;
+      cheapen(scenario, random);
+    }
+  }
 }
 
 /// The ranks of a server that divide layers evenly are alike, so one of them stands for all.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "distca/base/error.h"
+#include "distca/program/op_events.h"
 #include "distca/sim/wire.h"
 
 namespace distca {
@@ -45,8 +46,7 @@ int64_t packed_bytes(const Op& op, const MessageList& sends) {
 }
 
 int64_t landed_bytes(const Op& op, const MessageList& receives) {
-  const bool lands = op.kind == OpKind::kCombine || op.kind == OpKind::kP2p;
-  return lands || op.kind == OpKind::kSumRows ? receives.bytes : 0;
+  return lands(op.kind) ? receives.bytes : 0;
 }
 
 }  // namespace distca

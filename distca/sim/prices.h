@@ -57,8 +57,7 @@ class RatePrices : public OpPrices {
 /// The bytes that a rank copies into a buffer before they leave. Gradients and weights are sent
 /// from where they are, and so are parts of rows; of a kGatherRows, all peers get the same bytes.
 int64_t packed_bytes(const Op& op, const MessageList& sends);
-/// The bytes that a rank copies or adds up once they have arrived: what comes home (kCombine), from
-/// another stage (kP2p), or as parts of rows (kSumRows). All else is read where it lies.
+/// The bytes that a rank copies or adds up once they have arrived (program/op_events.h, lands()).
 int64_t landed_bytes(const Op& op, const MessageList& receives);
 
 }  // namespace distca

@@ -4,6 +4,8 @@
 // whole rate. Plain values, any thread.
 
 #include <cstdint>
+#include <limits>
+#include <numeric>
 
 namespace distca {
 
@@ -26,6 +28,29 @@ struct Port {
 
  private:
   __extension__ using Wide = __int128;  // a gigabyte times picoseconds a second is over 2^63
+};
+
+/// Port::time_ps() of one port for many messages: its rate is a fraction in lowest terms, so that
+/// mostly no number is longer than 64 bits.
+class PortTime {
+ public:
+  explicit PortTime(const Port& port) : port_(port) {
+    if (port.bytes_per_s == 0) return;
+    constexpr int64_t kPsPerS = 1'000'000'000'000;
+    const int64_t common = std::gcd(kPsPerS, port.bytes_per_s);
+    ps_ = kPsPerS / common;
+    bytes_ = port.bytes_per_s / common;
+    most_ = (std::numeric_limits<int64_t>::max() - bytes_) / ps_;
+  }
+  int64_t operator()(int64_t bytes) const {
+    if (bytes > most_) return port_.time_ps(bytes);
+    return bytes_ == 1 ? bytes * ps_ : (bytes * ps_ + bytes_ - 1) / bytes_;
+  }
+
+ private:
+  const Port port_;
+  int64_t ps_ = 0, bytes_ = 1;                          // so many picoseconds for so many bytes
+  int64_t most_ = std::numeric_limits<int64_t>::max();  // bytes whose product with ps_ fits
 };
 
 struct Wire {

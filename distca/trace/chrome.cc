@@ -124,8 +124,8 @@ std::string chrome_events(int rank, const TraceRank& what, std::span<const Trace
   return RankWriter(rank, what, events).text();
 }
 
-std::string chrome_json(std::string_view overlap, std::span<const TraceRank> ranks,
-                        std::span<const std::string> events) {
+std::string chrome_head(std::string_view overlap, std::span<const TraceRank> ranks,
+                        const TracePrediction* predicted) {
   Json listed = Json::array();
   for (const TraceRank& rank : ranks) {
     listed.push_back({{"role", rank.server ? "server" : "worker"},
@@ -134,15 +134,26 @@ std::string chrome_json(std::string_view overlap, std::span<const TraceRank> ran
                       {"clock_uncertainty_s", rank.clock_uncertainty_s}});
     if (rank.stage >= 0) listed.back()["stage"] = rank.stage;
     if (rank.tensor >= 0) listed.back()["tensor"] = rank.tensor;
+    if (rank.number >= 0) listed.back()["rank"] = rank.number;
   }
-  const Json other = {{"program", "distca"},
-                      {"version", build_info::kVersion},
-                      {"commit", build_info::kCommit},
-                      {"overlap", overlap},
-                      {"ranks", listed}};
-  return fmt::format(
-      "{{\"displayTimeUnit\":\"ms\",\n\"otherData\":{},\n\"traceEvents\":[\n{}\n]}}\n",
-      other.dump(), fmt::join(events, ",\n"));
+  Json other = {{"program", "distca"},
+                {"version", build_info::kVersion},
+                {"commit", build_info::kCommit},
+                {"overlap", overlap},
+                {"ranks", listed}};
+  if (predicted != nullptr) {
+    other["predicted"] = {{"machine", predicted->machine},
+                          {"num_ranks", predicted->num_ranks},
+                          {"alike", predicted->alike}};
+  }
+  return fmt::format("{{\"displayTimeUnit\":\"ms\",\n\"otherData\":{},\n\"traceEvents\":[\n",
+                     other.dump());
+}
+
+std::string chrome_json(std::string_view overlap, std::span<const TraceRank> ranks,
+                        std::span<const std::string> events) {
+  return fmt::format("{}{}{}", chrome_head(overlap, ranks), fmt::join(events, kChromeBetween),
+                     kChromeTail);
 }
 
 }  // namespace distca

@@ -22,12 +22,32 @@ struct TraceRank {
   double clock_offset_s = 0;
   double clock_drift = 0;          // seconds that the offset grows in a second
   double clock_uncertainty_s = 0;  // the largest error of the offset
+  /// Its number in the run, where the file has not all ranks of that. -1 means its place in the
+  /// list.
+  int number = -1;
+};
+
+/// The step that a trace predicts (sim/step_events.h), where it is not one that was measured.
+struct TracePrediction {
+  std::string machine;  // by whose prices (cost/machine.h)
+  int num_ranks = 0;    // of the run
+  /// So many neighbouring ranks do the same at the same time, and the first of them stands for all.
+  int alike = 1;
 };
 
 /// The part of the file that one rank adds, with one event a line. Events ascend by their begin.
 /// Those of all ranks are on one clock, and no time is below 0. Times are kept to the nanosecond.
 std::string chrome_events(int rank, const TraceRank& what, std::span<const TraceEvent> events);
-/// The text of the file of all ranks: what each rank is, and its chrome_events.
+
+/// A file that is written part by part is chrome_head, the chrome_events of each rank with
+/// kChromeBetween between them, and kChromeTail. The head says what each rank is and, with
+/// `predicted`, that nothing of it was measured.
+std::string chrome_head(std::string_view overlap, std::span<const TraceRank> ranks,
+                        const TracePrediction* predicted = nullptr);
+inline constexpr std::string_view kChromeBetween = ",\n";
+inline constexpr std::string_view kChromeTail = "\n]}\n";
+
+/// The text of a whole file.
 std::string chrome_json(std::string_view overlap, std::span<const TraceRank> ranks,
                         std::span<const std::string> events);
 

@@ -1,5 +1,6 @@
 #include "distca/trace/chrome.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -88,6 +89,23 @@ TEST(ChromeTrace, the_file_says_what_each_rank_is) {
                                      {"clock_offset_s", -0.125},
                                      {"clock_drift", 1e-6},
                                      {"clock_uncertainty_s", 2e-6}}));
+}
+
+TEST(ChromeTrace, a_prediction_says_by_what_and_of_which_ranks_it_is) {
+  const TraceRank rank{.tensor = 0, .number = 8};
+  const TracePrediction predicted{.machine = "h200", .num_ranks = 16, .alike = 8};
+  const Json file = parse_json(
+      fmt::format("{}{}{}", chrome_head("none", std::vector{rank}, &predicted),
+                  chrome_events(8, rank, std::vector{event(TraceKind::kStep, "step 1", 0, 1)}),
+                  kChromeTail),
+      "written");
+  const Json& other = file["otherData"];
+  EXPECT_EQ(other["predicted"], Json({{"machine", "h200"}, {"num_ranks", 16}, {"alike", 8}}));
+  EXPECT_EQ(other["ranks"][0]["rank"], 8);
+  EXPECT_EQ(file["traceEvents"][0]["args"]["name"], "rank 8 (worker, tensor 0)");
+  const Json measured = written({{}}, {});
+  EXPECT_FALSE(measured["otherData"].contains("predicted"));
+  EXPECT_FALSE(measured["otherData"]["ranks"][0].contains("rank"));
 }
 
 TEST(ChromeTrace, every_nanosecond_survives) {

@@ -1,6 +1,6 @@
 #pragma once
-// The events that runtime/executor records: what happened on one rank, and when. Plain values; any
-// thread.
+// The events that runtime/executor records, or sim/step_events.h predicts: what happened on one
+// rank, and when. Plain values; any thread.
 
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@ enum class TraceKind : uint8_t {
   kLaunch,   // handing messages to the group
   kWait,     // for an exchange's receives or sends, or inside a sum over ranks
   /// A message under way, on the communication stream: from issuing to the end of the wait. It may
-  /// have ended earlier.
+  /// have ended earlier. A predicted one ends when it is there.
   kFlight,
 };
 

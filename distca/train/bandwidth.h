@@ -16,4 +16,19 @@ namespace distca {
 /// Gloo's threads on a CPU; several peers at once; later changes, because it is measured once.
 int64_t measured_bytes_per_us(Communicator& comm);
 
+/// The wire between neighbours, as `distca simulate` prices it.
+struct MeasuredWire {
+  double latency_s = 0;    // from where both sides have started to where a byte has arrived
+  double bytes_per_s = 0;  // for what is beyond the burst
+  double burst_bytes = 0;  // that go at once after the wire has been idle
+  /// Bytes, sent or received, for which all threads of the process but the one that exchanges take
+  /// a second of a core. 0 on a device.
+  double core_bytes_per_s = 0;
+};
+
+/// Measures it while every rank sends to its neighbour: messages of a byte and of two large sizes,
+/// each after 20 ms of rest. All ranks call it together, with nothing else under way.
+/// `shares_process`: the ranks are threads of one process. For a single rank, all is 0.
+MeasuredWire measured_wire(Communicator& comm, bool shares_process);
+
 }  // namespace distca

@@ -7,7 +7,6 @@
 #include "distca/config/run_grid.h"
 #include "distca/forecast/batch_programs.h"
 #include "distca/forecast/plan_figures.h"
-#include "distca/plan/plain_packing_time.h"
 #include "distca/program/validate/validate.h"
 
 namespace distca {
@@ -59,12 +58,6 @@ PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepB
   const RunGrid run = run_grid(config, num_workers);
   std::vector<RankSample> work;
   add_plan_figures(config, batch, plans, num_workers, &planned.figures, &work);
-  const bool trains = step_batch.kind == ProgramRequest::Kind::kTrain;
-  // Ranks that divide layers would wait for each other under plain packing as well.
-  if (trains && config.plan.scheduler != "local" && plans.num_windows == 1 && run.tensor == 1) {
-    planned.figures.packed =
-        packed_work(plans.plans, config.attention_profile, config.pairs_nano_batches() ? 2 : 1);
-  }
   const int server = run.server_of(rank);
   planned.work = work[server];
   planned.input.tokens = tokens_of(config, data, batch, plans, run, server);

@@ -138,29 +138,9 @@ TEST_F(PlanBatchTest, ranks_agree_on_the_plans_and_share_the_tokens) {
   EXPECT_EQ(tokens, 1024);
 }
 
-TEST_F(PlanBatchTest, what_plain_packing_would_do_is_said_where_it_is_another_plan) {
-  config_.train.overlap = Overlap::kWithin;
-  PackedWork packed = plan(2)[0].figures.packed;
-  ASSERT_THAT(packed, SizeIs(2)) << "nano-batches";
-  const PlanFigures local = [&] {
-    config_.plan.scheduler = "local";
-    return plan(2)[0].figures;
-  }();
-  EXPECT_THAT(local.packed, IsEmpty());
-  for (size_t worker = 0; worker < 2; ++worker)
-    EXPECT_EQ(packed[0][worker].load + packed[1][worker].load, local.load_after[worker]);
-  config_.plan.scheduler = "balanced";
-  config_.train.overlap = Overlap::kPingPong;
-  EXPECT_THAT(plan(2)[0].figures.packed, SizeIs(1)) << "a pair";
-  config_.servers.dedicated = 1;
-  EXPECT_THAT(plan(2)[0].figures.packed, IsEmpty());
-}
-
-/// Plain packing would have their gathers and sums, too, whose waits no estimate knows.
-TEST_F(PlanBatchTest, ranks_that_divide_layers_get_no_estimate_of_plain_packing) {
+TEST_F(PlanBatchTest, ranks_that_divide_layers_have_the_work_of_their_server) {
   config_.parallel.tensor_model_parallel_size = 2;
   const std::vector<PlannedBatch> ranks = plan(4);
-  for (const PlannedBatch& rank : ranks) EXPECT_THAT(rank.figures.packed, IsEmpty());
   for (const int first : {0, 2}) {
     EXPECT_EQ(ranks[first].work.tokens, ranks[first + 1].work.tokens);
     EXPECT_EQ(ranks[first].work.load, ranks[first + 1].work.load);

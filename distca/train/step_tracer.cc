@@ -12,6 +12,7 @@
 #include "distca/base/hash.h"
 #include "distca/base/machine.h"
 #include "distca/comm/collectives.h"
+#include "distca/forecast/predicted_trace.h"
 
 namespace distca {
 namespace {
@@ -122,13 +123,10 @@ ClockReading StepTracer::read_clock() {
 
 void StepTracer::gather() {
   const AlignedClock clock(before_, read_clock());
-  const int stage = run_.grid.stage(run_.server_of(comm_.rank()));
-  const TraceRank mine{.server = stage < 0,
-                       .stage = run_.is_pipeline() ? stage : -1,
-                       .tensor = run_.tensor > 1 ? run_.tensor_index(comm_.rank()) : -1,
-                       .clock_offset_s = before_.offset_s,
-                       .clock_drift = clock.drift(),
-                       .clock_uncertainty_s = clock.uncertainty_s()};
+  TraceRank mine = trace_rank(run_, comm_.rank());
+  mine.clock_offset_s = before_.offset_s;
+  mine.clock_drift = clock.drift();
+  mine.clock_uncertainty_s = clock.uncertainty_s();
   std::vector<TraceEvent> events = recorder_.events();
   for (TraceEvent& event : events) {
     // No clock is off by more than its uncertainty: nothing before the first step but by that.

@@ -39,7 +39,7 @@ SETTINGS = {
     "train.overlap": ("none", "within"), "train.threads_per_rank": (2,), "train.recompute": ("selective", "full"),
     "train.loss_chunk_tokens": (1, 100), "train.deterministic": ("false",),
     "plan.layout": ("balanced", "sequential", "wlb", "per-document-cp"),
-    "plan.scheduler": ("greedy", "local", "per-document-cp", "wlb"), "plan.tolerance": (0, 0.3, "auto"),
+    "plan.scheduler": ("greedy", "local", "per-document-cp", "wlb", "wlb-cp2"), "plan.tolerance": (0, 0.3, "auto"),
     "plan.split_kv": ("true",), "plan.spread": ("true",), "plan.profile": ("h200",), "plan.max_tokens_per_worker": (4096,),
     "plan.max_memory_gib": (4,), "plan.bandwidth_mb_per_s": (100,), "plan.fill_ticks": ("split-kv", "spread"),
     "servers.dedicated": (1, 2), "servers.in_place": ("false",), "servers.reweight": ("true",),

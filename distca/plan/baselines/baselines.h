@@ -5,6 +5,10 @@
 //   const Layout layout = wlb_layout(request);  // PlanRequest request
 //   const std::vector<Task> tasks = schedule_local(request, layout);
 
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "distca/plan/scheduler.h"
 
 namespace distca {
@@ -44,6 +48,11 @@ std::vector<Task> schedule_local(const PlanRequest& request, const Layout& layou
 /// Time: documents x workers x log(workers).
 Layout per_document_layout(const PlanRequest& request);
 
+/// Places a document over some workers as per_document_layout() does. `tokens` are those that each
+/// of them holds so far.
+void place_head_and_tail(const Document& document, std::span<std::vector<Segment>> workers,
+                         std::span<int64_t> tokens);
+
 /// Layout `wlb`: variable-length packing without deferral, the paper's baseline WLB-ideal (section
 /// 6).
 ///
@@ -52,10 +61,16 @@ Layout per_document_layout(const PlanRequest& request);
 /// tokens, under the same condition. Documents that fit neither worker are placed last, to the
 /// worker with the least work. The work of a document is x^2 + x with x = tokens / 64,000. Lmax is
 /// cluster.max_tokens_per_worker. If that is 0, Lmax is the mean number of tokens (the released
-/// driver's value, factor 1). Ties go to the lowest id. The paper sweeps data x context
-/// parallelism. Here there is data parallelism alone, and a document is never cut. Throws
+/// driver's value, factor 1). Ties go to the lowest id. A document is never cut. Throws
 /// Error(kPlan) when a worker ends above max_tokens_per_worker.
 /// Time: documents x workers.
 Layout wlb_layout(const PlanRequest& request);
+
+/// Layouts `wlb-cp2`, `wlb-cp4`, ...: data x context parallelism, over which the paper sweeps. The
+/// workers are groups of neighbours, each as large as the largest divisor of their number that is
+/// at most `most_of_group`. Whole documents are packed over the groups as wlb_layout() packs them
+/// over workers, with Lmax for each worker of the group, and each is cut over its group as
+/// per_document_layout() cuts it over all workers. Throws as these do.
+Layout wlb_cp_layout(const PlanRequest& request, int most_of_group);
 
 }  // namespace distca

@@ -24,7 +24,7 @@ std::vector<std::string> violations(const Plan& plan) {
 
 TEST(Baselines, random_batches_give_valid_plans) {
   Random random(11);
-  for (const char* scheduler : {"wlb", "per-document-cp"}) {
+  for (const char* scheduler : {"wlb", "wlb-cp2", "wlb-cp4", "per-document-cp"}) {
     for (int trial = 0; trial < 200; ++trial) {
       const int workers = 1 + static_cast<int>(random.below(8));
       const Plan plan = make_plan(request_for(testing::random_lengths(random), workers, scheduler));
@@ -36,7 +36,7 @@ TEST(Baselines, random_batches_give_valid_plans) {
 TEST(Baselines, shapes_of_batches_that_break_planners) {
   const std::vector<std::vector<int64_t>> batches = {
       {}, {0}, {1}, {127}, {129, 1}, std::vector<int64_t>(16, 1024), {200'001}, {65'536, 0, 1, 1}};
-  for (const char* scheduler : {"wlb", "per-document-cp"}) {
+  for (const char* scheduler : {"wlb", "wlb-cp8", "wlb-cp16", "per-document-cp"}) {
     for (const auto& lengths : batches) {
       for (const int workers : {1, 2, 3, 7, 40}) {
         EXPECT_THAT(violations(make_plan(request_for(lengths, workers, scheduler))), IsEmpty())
@@ -53,6 +53,26 @@ TEST(Wlb, packs_the_longest_first_for_even_work) {
   EXPECT_THAT(plan.layout.workers[1],
               ElementsAre(Segment{4, {0, 100}}, Segment{0, {0, 30}}, Segment{3, {0, 10}}));
   EXPECT_EQ(summarize(plan).qkv_bytes, 0);
+}
+
+TEST(WlbCp, a_group_of_one_is_wlb_and_one_of_all_is_per_document_cp) {
+  const auto layout = [](const char* scheduler, int workers) {
+    return make_plan(request_for({9000, 5000, 3000, 700, 300}, workers, scheduler)).layout;
+  };
+  EXPECT_EQ(layout("wlb-cp2", 3), layout("wlb", 3)) << "no two workers of three";
+  // Documents from the longest on, which is how they come here.
+  EXPECT_EQ(layout("wlb-cp4", 4), layout("per-document-cp", 4));
+  EXPECT_EQ(layout("wlb-cp16", 4), layout("wlb-cp4", 4));
+}
+
+TEST(WlbCp, groups_share_each_of_their_documents) {
+  const Plan plan = make_plan(request_for({2048, 2048, 1024, 1024}, 4, "wlb-cp2"));
+  // The first and the third document are of the group of workers 0 and 1, in head and tail halves.
+  EXPECT_THAT(plan.layout.workers[0], ElementsAre(Segment{0, {0, 512}}, Segment{0, {1536, 2048}},
+                                                  Segment{2, {0, 256}}, Segment{2, {768, 1024}}));
+  EXPECT_THAT(plan.layout.workers[3], ElementsAre(Segment{1, {512, 1536}}, Segment{3, {256, 768}}));
+  EXPECT_EQ(plan.load[0].pairs, plan.load[1].pairs);
+  EXPECT_GT(summarize(plan).qkv_bytes, 0);
 }
 
 TEST(Wlb, what_fits_nowhere_goes_to_the_least_work) {

@@ -1,6 +1,7 @@
 #include "distca/plan/baselines/baselines.h"
 
 #include <algorithm>
+#include <span>
 
 #include "distca/plan/bounds.h"
 
@@ -16,37 +17,67 @@ int lowest(const std::vector<int64_t>& values) {
   return static_cast<int>(std::min_element(values.begin(), values.end()) - values.begin());
 }
 
-}  // namespace
+struct Placed {
+  Document document;
+  int bin;
+};
 
-Layout wlb_layout(const PlanRequest& request) {
-  const int num_workers = request.cluster.num_workers;
-  const int64_t cap = request.cluster.max_tokens_per_worker;
-  const int64_t most = cap > 0 ? cap : request.nano_batch.num_tokens() / num_workers;
-  std::vector<Document> documents = request.nano_batch.documents;
-  std::erase_if(documents, [](const Document& document) { return document.length == 0; });
-  std::stable_sort(documents.begin(), documents.end(),
-                   [](const Document& a, const Document& b) { return a.length > b.length; });
-
-  Layout layout;
-  layout.workers.resize(num_workers);
-  std::vector<int64_t> works(num_workers, 0);
-  std::vector<int64_t> tokens(num_workers, 0);
-  const auto place = [&](const Document& document, int worker) {
-    layout.workers[worker].push_back({document.id, {0, document.length}});
-    works[worker] += work(document.length);
-    tokens[worker] += document.length;
-  };
+/// Documents, in their order, packed into this many bins of `most` tokens. Those that fit into none
+/// are placed last.
+std::vector<Placed> packed(const std::vector<Document>& documents, int num_bins, int64_t most) {
+  std::vector<int64_t> works(num_bins, 0), tokens(num_bins, 0);
+  std::vector<Placed> placed;
   std::vector<Document> left;
+  const auto place = [&](const Document& document, int bin) {
+    placed.push_back({document, bin});
+    works[bin] += work(document.length);
+    tokens[bin] += document.length;
+  };
   for (const Document& document : documents) {
-    int worker = lowest(works);
-    if (tokens[worker] + document.length > most) worker = lowest(tokens);
-    if (tokens[worker] + document.length > most) {
+    int bin = lowest(works);
+    if (tokens[bin] + document.length > most) bin = lowest(tokens);
+    if (tokens[bin] + document.length > most) {
       left.push_back(document);
     } else {
-      place(document, worker);
+      place(document, bin);
     }
   }
   for (const Document& document : left) place(document, lowest(works));
+  return placed;
+}
+
+/// The documents that are not empty, the longest first.
+std::vector<Document> longest_first(const NanoBatch& nano_batch) {
+  std::vector<Document> documents = nano_batch.documents;
+  std::erase_if(documents, [](const Document& document) { return document.length == 0; });
+  std::stable_sort(documents.begin(), documents.end(),
+                   [](const Document& a, const Document& b) { return a.length > b.length; });
+  return documents;
+}
+
+int64_t most_tokens(const PlanRequest& request) {
+  const int64_t cap = request.cluster.max_tokens_per_worker;
+  return cap > 0 ? cap : request.nano_batch.num_tokens() / request.cluster.num_workers;
+}
+
+}  // namespace
+
+Layout wlb_layout(const PlanRequest& request) { return wlb_cp_layout(request, 1); }
+
+Layout wlb_cp_layout(const PlanRequest& request, int most_of_group) {
+  const int num_workers = request.cluster.num_workers;
+  int of_group = std::min(most_of_group, num_workers);
+  while (num_workers % of_group != 0) --of_group;
+  Layout layout;
+  layout.workers.resize(num_workers);
+  std::vector<int64_t> tokens(num_workers, 0);
+  for (const auto& [document, group] :
+       packed(longest_first(request.nano_batch), num_workers / of_group,
+              most_tokens(request) * of_group)) {
+    const size_t first = static_cast<size_t>(group) * static_cast<size_t>(of_group);
+    place_head_and_tail(document, std::span(layout.workers).subspan(first, of_group),
+                        std::span(tokens).subspan(first, of_group));
+  }
   check_workers_fit(request, layout);
   return layout;
 }

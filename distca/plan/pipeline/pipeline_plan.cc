@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "distca/base/error.h"
+#include "distca/base/parallel.h"
 #include "distca/cost/finish_time.h"
 #include "distca/cost/task_price.h"
 #include "distca/plan/accounting.h"
@@ -299,6 +300,9 @@ class Planner {
       std::vector<int>& of_slot = made_.plan_of_slot.emplace_back();
       for (int slot = 0; slot < request_.slots; ++slot) of_slot.push_back(plan_of(tick, slot));
     }
+    made_.plans.resize(asked_.size());
+    for_each_in_parallel(asked_.size(), request_.threads,
+                         [this](size_t i) { made_.plans[i] = made_as(asked_[i]); });
     return std::move(made_);
   }
 
@@ -309,10 +313,14 @@ class Planner {
     Shares shares;
     std::optional<Pass> pass;  // set if the plan is weighed, instead of shares; then with weights
     std::vector<StageWeights> weights;  // [slots, this one first][stages]
-    bool operator==(const Asked&) const = default;
+    OtherWork other_work = {};          // the first such slot's
+    bool operator==(const Asked& other) const {
+      return nano_batches == other.nano_batches && shares == other.shares && pass == other.pass &&
+             weights == other.weights;
+    }
   };
 
-  /// The index of the slot's plan, which is made if there is none.
+  /// The index of the slot's plan, which is made later.
   int plan_of(int tick, int slot) {
     Asked asked;
     for (int stage = 0; stage < request_.grid.stages; ++stage)
@@ -330,14 +338,15 @@ class Planner {
           shares_of(request_, asked.nano_batches, pass, other_work, request_.fill_tolerance_ppm);
     }
     const auto known = std::ranges::find(asked_, asked);
-    if (known == asked_.end()) {
-      made_.plans.push_back(
-          asked.pass ? weighed_plan(request_, asked.nano_batches, pass, other_work)
-                     : slot_plan(request_, asked.nano_batches, other_work, asked.shares));
-      asked_.push_back(asked);
-      return static_cast<int>(asked_.size()) - 1;
-    }
-    return static_cast<int>(known - asked_.begin());
+    if (known != asked_.end()) return static_cast<int>(known - asked_.begin());
+    asked.other_work = other_work;
+    asked_.push_back(std::move(asked));
+    return static_cast<int>(asked_.size()) - 1;
+  }
+
+  Plan made_as(const Asked& asked) const {
+    return asked.pass ? weighed_plan(request_, asked.nano_batches, *asked.pass, asked.other_work)
+                      : slot_plan(request_, asked.nano_batches, asked.other_work, asked.shares);
   }
 
   const PipelineRequest& request_;

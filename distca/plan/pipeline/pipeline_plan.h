@@ -104,6 +104,9 @@ struct PipelineRequest {
   std::vector<int64_t> capacity;  // [ranks], for all ticks; empty if they are to be chosen
   /// Links, memory price and caps. Workers and capacities are the plans' own.
   Cluster cluster;
+  /// How many threads make_pipeline_plan and PipelineParts may use. Any number makes the same
+  /// plans.
+  int threads = 1;
 };
 
 struct PipelinePlan {

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Training steps that are predicted first and measured after, by the program's own verbs.
+
+    bench/report.py --out FILE.jsonl bench/predicted.py --program build/release/distca --data data/stdlib [--only TEXT]
+
+`distca profile --machine` measures what operations and messages take; `distca simulate` predicts the steps of every
+configuration below; the predictions are written, with their hash, before the first run; then `distca train` runs all
+configurations, one after the other, --rounds times. Two ranks on two quiet cores. The limited wires need root (network
+namespaces, a token bucket in each direction). Prints a header and a line a measurement, for bench/report.py.
+"""
+
+import argparse
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+
+import python_wire as wires
+
+MODEL = {"model.vocab_size": 256, "model.hidden_size": 256, "model.intermediate_size": 512, "model.num_hidden_layers": 4,
+         "model.num_attention_heads": 4, "model.num_key_value_heads": 2, "model.head_dim": 64}
+MOST_TOKENS = 16384
+PIPELINE = {"parallel.pipeline_model_parallel_size": 2, "batch.nano_batches": 8}
+STEPS = 4  # the first, which warms up, does not count
+
+
+def steps(tokens, scheduler="balanced", overlap="ping-pong", wire=None, machine="plain", **others):
+    """A configuration: what is given to `distca train`, the wire in MB/s, and whose prices predict it."""
+    keys = MODEL | {"batch.nano_batches": 2, "batch.nano_batch_tokens": tokens, "batch.max_document_tokens": tokens,
+                    "plan.scheduler": scheduler, "train.overlap": overlap, "train.steps": STEPS}
+    return {"keys": keys | {name.replace("__", "."): value for name, value in others.items()}, "wire": wire,
+            "machine": f"{machine}, {wire} MB/s" if wire else machine}
+
+
+def pipeline(tokens, outstanding):
+    return steps(tokens, machine="pipeline", **PIPELINE, parallel__outstanding_weight_gradients=outstanding)
+
+
+CONFIGURATIONS = {
+    "none, local, 8K": steps(8192, "local", "none"),
+    "none, greedy, 8K": steps(8192, "greedy", "none"),
+    "none, balanced, 16K": steps(16384, "balanced", "none"),
+    "within, local, 4K": steps(4096, "local", "within"),
+    "within, greedy, 8K": steps(8192, "greedy", "within"),
+    "within, balanced, 16K": steps(16384, "balanced", "within"),
+    "ping-pong, local, 16K": steps(16384, "local"),
+    "ping-pong, greedy, 4K": steps(4096, "greedy"),
+    "ping-pong, balanced, 8K": steps(8192),
+    "ping-pong, balanced, 16K": steps(16384),
+    "none, balanced, 8K, 25 MB/s": steps(8192, "balanced", "none", wire=25),
+    "ping-pong, balanced, 8K, 25 MB/s": steps(8192, wire=25),
+    "within, balanced, 8K, 60 MB/s": steps(8192, "balanced", "within", wire=60),
+    "ping-pong, balanced, 8K, 60 MB/s": steps(8192, wire=60),
+    "two stages, 8K": pipeline(8192, 0),
+    "two stages, weight gradients wait, 8K": pipeline(8192, 2),
+    "two stages, weight gradients wait, 4K": pipeline(4096, 1),
+    "ZeRO-1, 8K": steps(8192, parallel__use_distributed_optimizer="true"),
+    "full recomputation, 8K": steps(8192, train__recompute="full"),
+    "two ranks divide layers, 8K": steps(8192, machine="tensor", parallel__tensor_model_parallel_size=2),
+}
+MEMORY_OF = ("none, local, 8K", "ping-pong, balanced, 16K", "two stages, 8K", "full recomputation, 8K")
+GRIDS = {"plain": {}, "pipeline": PIPELINE | {"parallel.outstanding_weight_gradients": 2},
+         "tensor": {"parallel.tensor_model_parallel_size": 2}}
+
+
+def words(keys):
+    return [f"{name}={value}" for name, value in keys.items()]
+
+
+class Runner:
+    """Runs verbs of the program with two ranks, over the loopback interface or a limited wire."""
+
+    def __init__(self, options, folder):
+        self.options, self.folder, self.ports = options, folder, iter(range(29600, 32000))
+        self.own = ["data.prefix=" + str(options.data.resolve()), f"train.output_dir={folder / 'run'}",
+                    "train.overwrite=true", "data.validation_fraction=0"]
+
+    def call(self, *arguments):
+        done = subprocess.run([self.options.program, *map(str, arguments)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{' '.join(map(str, arguments))}: {done.stderr.strip()}")
+        return done.stdout
+
+    def ranks(self, wire, *arguments):
+        """A verb of two ranks."""
+        if not wire:
+            return self.call(arguments[0], "--workers", 2, *arguments[1:])
+        wires.limit(wire)
+        port = str(next(self.ports))
+        started = []
+        for rank, name in enumerate(wires.NAMES):
+            environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+                                        "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": port}
+            started.append(subprocess.Popen(["ip", "netns", "exec", name, self.options.program, *map(str, arguments)],
+                                            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        errors = [process.communicate()[1] for process in started]
+        if any(process.returncode for process in started):
+            sys.exit(f"{' '.join(map(str, arguments))}: {errors}")
+        return ""
+
+    def machine(self, name, wire):
+        """The file of what was measured with these ranks and this wire."""
+        file = self.folder / f"{name} {wire}.json"
+        keys = MODEL | {"batch.nano_batches": 2, "batch.nano_batch_tokens": MOST_TOKENS,
+                        "batch.max_document_tokens": MOST_TOKENS} | GRIDS[name]
+        self.ranks(wire, "profile", "--machine", "--seconds", self.options.seconds, "--out", file, *words(keys), *self.own)
+        return file
+
+    def predict(self, configuration, file):
+        """Of each step that counts: seconds, the hash of its plans, and the largest peak of a rank's tensors."""
+        found = []
+        for step in range(2, STEPS + 1):
+            json_of = json.loads(self.call("simulate", "--workers", 2, "--machine", file, "--step", step, "--json",
+                                           *words(configuration["keys"]), *self.own))
+            found.append({"step": step, "s": json_of["step_s"], "plan_hash": json_of["plan_hash"],
+                          "peak_bytes": max(stage["peak_bytes"] for stage in json_of["stages"])})
+        return found
+
+    def measure(self, configuration):
+        self.ranks(configuration["wire"], "train", *words(configuration["keys"]), *self.own)
+        lines = [json.loads(line) for line in (self.folder / "run/metrics.jsonl").read_text().splitlines()]
+        return [{"step": line["step"], "s": line["step_s"], "plan_hash": line["plan_hash"],
+                 "peak_bytes": max(line["peak_bytes"])} for line in lines[1:]]
+
+
+def header(options, chosen):
+    info = pathlib.Path("/proc/cpuinfo").read_text()
+    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=7"], capture_output=True, text=True,
+                            cwd=pathlib.Path(__file__).parent, check=False).stdout.strip()
+    return {"line": "head", "bench": "predicted", "date": datetime.date.today().isoformat(), "commit": commit,
+            "machine": next(line.split(": ")[1] for line in info.splitlines() if line.startswith("model name")),
+            "build": "Release", "compiler": f"Python {platform.python_version()}", "torch": "", "model": MODEL,
+            "steps": STEPS, "rounds": options.rounds, "seconds": options.seconds, "configurations": list(chosen)}
+
+
+def say(**line):
+    print(json.dumps(line), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", type=pathlib.Path, default=pathlib.Path("build/release/distca"))
+    parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("data/stdlib"), help="a data set of bytes")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20, help="of distca profile --machine")
+    parser.add_argument("--only", default="", help="configurations whose names have this text")
+    options = parser.parse_args()
+    options.program = str(options.program.resolve())
+    chosen = {name: one for name, one in CONFIGURATIONS.items() if options.only in name}
+    if not chosen:
+        sys.exit(f"no configuration has {options.only!r} in its name: {', '.join(CONFIGURATIONS)}")
+    say(**header(options, chosen))
+    needs_wire = any(one["wire"] for one in chosen.values())
+    with tempfile.TemporaryDirectory() as folder, wires.namespaces() if needs_wire else contextlib.nullcontext():
+        runner = Runner(options, pathlib.Path(folder))
+        files = {}
+        for one in chosen.values():
+            if one["machine"] not in files:
+                files[one["machine"]] = runner.machine(one["machine"].partition(",")[0], one["wire"])
+                say(line="machine", of=one["machine"], file=json.loads(files[one["machine"]].read_text()))
+        predicted = {name: runner.predict(one, files[one["machine"]]) for name, one in chosen.items()}
+        text = json.dumps(predicted, sort_keys=True)
+        say(line="predicted", sha256=hashlib.sha256(text.encode()).hexdigest(), steps=predicted,
+            at=datetime.datetime.now().isoformat(timespec="seconds"))
+        for number in range(options.rounds):
+            for name, one in chosen.items():
+                say(line="run", round=number, name=name, steps=runner.measure(one),
+                    at=datetime.datetime.now().isoformat(timespec="seconds"))
+
+
+if __name__ == "__main__":
+    main()
