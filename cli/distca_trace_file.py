@@ -22,7 +22,8 @@ class Fault(Exception):
 
 
 def fail(line, exit_code=2):
-    """Ends the program with an error line, as cli/main.cc would."""
+    """Ends the program with an error line, as cli/main.cc would: control characters are shown as spaces."""
+    line = re.sub(r"[\x00-\x1f\x7f]", " ", line)
     print(f"distca: error: {line}", file=sys.stderr)
     sys.exit(exit_code)
 

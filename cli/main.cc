@@ -117,6 +117,7 @@ int run(int argc, char** argv) {
   distca::cli::add_plan(app);
   distca::cli::add_simulate(app);
   distca::cli::add_trace(app);
+  distca::cli::add_report(app);
   distca::cli::add_checkpoint(app);
   distca::cli::add_export(app);
   distca::cli::add_init(app);

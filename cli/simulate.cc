@@ -51,7 +51,7 @@ std::string json_key(std::string name) {
   return name + "_s";
 }
 
-Json json_of(const SimulatedStep& step, const Machine& machine, int64_t number) {
+Json json_of(const SimulatedStep& step, const Machine& machine, int64_t number, int ranks) {
   Json stages = Json::array(), better = Json::array();
   for (const SimulatedStage& stage : step.stages) {
     Json json{{"name", stage.name},
@@ -69,6 +69,9 @@ Json json_of(const SimulatedStep& step, const Machine& machine, int64_t number) 
           {"machine", machine.name},
           {"plan_hash", fmt::format("{:016x}", step.figures.hash)},
           {"step_s", step.seconds},
+          {"ranks", ranks},
+          {"load_before", step.figures.load_before},
+          {"load_after", step.figures.load_after},
           {"tokens_per_s", step.tokens_per_s},
           {"share_of_peak", step.share_of_peak},
           {"busy_s", step.busy_s},
@@ -184,7 +187,10 @@ void simulate(const SimulateArguments& asked) {
   const SimulatedStep simulated = simulate_step(config, step.batch, step.workers, machine,
                                                 {.trace = trace ? &request : nullptr});
   if (trace) trace->commit();
-  if (asked.json) return fmt::print("{}", canonical_json(json_of(simulated, machine, asked.step)));
+  if (asked.json) {
+    const int ranks = run_grid(config, step.workers).num_ranks();
+    return fmt::print("{}", canonical_json(json_of(simulated, machine, asked.step, ranks)));
+  }
   print_for_people(config, step, asked.step, simulated, machine);
   if (trace) print_trace(asked.trace, simulated);
 }

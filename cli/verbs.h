@@ -15,6 +15,7 @@ void add_export(CLI::App& app);
 void add_init(CLI::App& app);
 void add_monitor(CLI::App& app);
 void add_plan(CLI::App& app);
+void add_report(CLI::App& app);
 void add_simulate(CLI::App& app);
 void add_trace(CLI::App& app);
 /// `start` starts the run, unless the verb's words ask for less than a run.

@@ -23,7 +23,7 @@ std::string into_index(const char* bytes, int offset) {
 
 std::vector<BadInput> bad_words() {
   return {
-      {"distca", "a verb is missing: data, plan, simulate, trace"},
+      {"distca", "a verb is missing: data, plan, simulate, trace, report"},
       {"distca plam", "unknown verb plam; did you mean plan? (see distca --help)"},
       {"distca fly", "unknown verb fly (see distca --help)"},
       {"distca data", "a verb is missing: prepare, show (see distca data --help)"},
@@ -39,6 +39,8 @@ std::vector<BadInput> bad_words() {
       {kPlan + "--workers 0", "--workers"},
       {kPlan + "--workers", "--workers"},
       {"distca trace", "file is required (see distca trace --help)"},
+      {"distca report --out new.html", "inputs is required (see distca report --help)"},
+      {"distca report one_step.json", "--out is required (see distca report --help)"},
       {"distca monitor", "run is required (see distca monitor --help)"},
       {"distca monitor data", "data: not the folder of a run: it has no metrics.jsonl"},
       {"distca monitor run --tensorboard events", "run/metrics.jsonl line 1: step is missing",
@@ -202,6 +204,44 @@ std::vector<BadInput> bad_best_settings() {
   };
 }
 
+std::vector<BadInput> bad_reports() {
+  return {
+      {"distca report absent.json --out new.html", "absent.json: cannot be read: No such file"},
+      {"distca report data --out new.html",
+       "data: not the folder of a run: it has no metrics.jsonl"},
+      {"distca report plan.json --out new.html",
+       "plan.json: neither the folder of a run, nor a trace, nor what `distca simulate --json`"},
+      {"distca report no_step.json --out new.html", "no_step.json: rank 0 has 0 steps"},
+      {"distca report run --out new.html", "run/metrics.jsonl: it has no step yet",
+       "mkdir run; : > run/metrics.jsonl"},
+      {"distca report one_step.json --out one_step.json",
+       "one_step.json: --out would replace an input"},
+      {"distca report one_step.json --out data", "data: cannot be written: it is a folder", "", 1},
+      {"distca report one_step.json --out plan.json/new.html", "cannot be written: Not a directory",
+       "", 1},
+      {"distca report one_step.json --out /dev/full", "cannot be written: No space left on device",
+       "", 1},
+      {"p=$(command -v distca); PATH=/absent $p report one_step.json --out new.html",
+       "python3: No such file", "", 1},
+  };
+}
+
+std::vector<BadInput> bad_simulations() {
+  return {
+      {"distca simulate", "no documents to plan: give data.prefix=PREFIX"},
+      {"distca simulate --workload workload.json --machine h300",
+       "machine h300: no such file, and the known names are h100, h200"},
+      {"distca simulate --workload workload.json --machine m.json", "m.json: format is missing",
+       "echo '{}' > m.json"},
+      {"distca simulate --workload workload.json --step 2", "--step"},
+      {"distca simulate --workload workload.json --trace data",
+       "--trace: data: cannot be written: it is a folder"},
+      {"distca simulate --workload workload.json --trace plan.json/new.json",
+       "--trace: plan.json: cannot create this folder"},
+      {"distca simulate --trace new/trace.json", "no documents to plan: give data.prefix=PREFIX"},
+  };
+}
+
 std::vector<BadInput> bad_plan_options() {
   return {
       {"distca plan",
@@ -219,17 +259,6 @@ std::vector<BadInput> bad_plan_options() {
       {"distca plan --lengths lengths.json --step 101",
        "--step 101: the run has train.steps = 100"},
       {kPlan + "train.steps=0", "--step 1: the run has train.steps = 0"},
-      {"distca simulate", "no documents to plan: give data.prefix=PREFIX"},
-      {"distca simulate --workload workload.json --machine h300",
-       "machine h300: no such file, and the known names are h100, h200"},
-      {"distca simulate --workload workload.json --machine m.json", "m.json: format is missing",
-       "echo '{}' > m.json"},
-      {"distca simulate --workload workload.json --step 2", "--step"},
-      {"distca simulate --workload workload.json --trace data",
-       "--trace: data: cannot be written: it is a folder"},
-      {"distca simulate --workload workload.json --trace plan.json/new.json",
-       "--trace: plan.json: cannot create this folder"},
-      {"distca simulate --trace new/trace.json", "no documents to plan: give data.prefix=PREFIX"},
       {kPlan + "plan.scheduler=gredy", "plan.scheduler"},
       {kPlan + "plan.layout=diagonal", "plan.layout"},
       {kPlan + "plan.scheduler=greedy plan.split_kv=true", "scheduler greedy knows no split-KV"},
@@ -280,7 +309,8 @@ std::vector<BadInput> bad_pipeline_plans() {
 
 std::vector<BadInput> bad_plans() {
   std::vector<BadInput> rows = bad_plan_files();
-  for (const auto& table : {bad_traces, bad_plan_options, bad_best_settings, bad_pipeline_plans}) {
+  for (const auto& table : {bad_traces, bad_reports, bad_simulations, bad_plan_options,
+                            bad_best_settings, bad_pipeline_plans}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   for (const std::string& command :

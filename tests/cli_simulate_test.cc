@@ -34,6 +34,8 @@ TEST_F(CliSimulateTest, simulate_plays_the_plans_that_plan_shows) {
   const Json json = Json::parse(succeed(joined(words, {"--json"})).out);
   EXPECT_EQ(json.at("plan_hash"), planned.at("plan_hash"));
   EXPECT_EQ(json.at("machine"), "h200");
+  EXPECT_EQ(json.at("ranks"), 8);
+  EXPECT_EQ(json.at("load_after").size(), 8u);
   EXPECT_GT(json.at("step_s"), json.at("busy_s"));
   EXPECT_EQ(json.at("stages").at(0).at("name"), "workers");
   EXPECT_THAT(succeed(joined(words, {"--machine", "h100"})).out,

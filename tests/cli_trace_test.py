@@ -177,6 +177,16 @@ class CliTrace(unittest.TestCase):
         lost = sum(total["step_ns"] - total["parts"]["compute_ns"] for total in totals) / 2 / 3 * 1e-6
         self.assertAlmostEqual(made["lost_ms"], lost, delta=1e-9 * lost)
 
+    def test_a_run_and_its_trace_are_drawn_on_one_page(self):
+        trace = self.folder / "run/trace.json"
+        self.done(self.train("comm.backend=threads", "--trace", trace))
+        self.done(distca("report", self.folder / "run", "--out", self.folder / "report.html"))
+        page = (self.folder / "report.html").read_text()
+        self.assertLess(len(page), 1_000_000)
+        for words in (f"trace, measured</td><td>{trace}", "of which rank ", "the most from rank ",
+                      "Balancing takes core attention", "Tensors take at most", "The loss goes from"):
+            self.assertIn(words, page)
+
     def test_the_program_goes_on_as_python_whatever_its_folder_and_words(self):
         """A file may be named as an option is; modules of this folder are not Python's."""
         (self.folder / "json.py").write_text("1 / 0")

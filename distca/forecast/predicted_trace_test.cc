@@ -56,9 +56,8 @@ Traced traced(const std::vector<std::string>& overrides, int workers,
   const TraceRequest request{
       .step = 7, .write = [&](std::string_view part) { text += part; }, .most_lines = most_lines};
   Traced made;
-  made.step =
-      simulate_step(load_config("", words), batch, workers, machine_by_name("h200"),
-                    {.trace = &request});
+  made.step = simulate_step(load_config("", words), batch, workers, machine_by_name("h200"),
+                            {.trace = &request});
   made.file = parse_json(text, "the trace");
   return made;
 }

@@ -30,7 +30,7 @@ struct TraceRank {
 /// The step that a trace predicts (sim/step_events.h), where it is not one that was measured.
 struct TracePrediction {
   std::string machine;  // by whose prices (cost/machine.h)
-  int num_ranks = 0;    // of the run
+  int num_ranks = 0;    // the ranks of the run
   /// So many neighbouring ranks do the same at the same time, and the first of them stands for all.
   int alike = 1;
 };

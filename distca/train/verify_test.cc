@@ -95,7 +95,8 @@ TEST_F(VerifyTest, tells_how_far_each_side_is) {
 TEST_F(VerifyTest, a_gradient_spoilt_on_one_rank_is_named_and_nothing_else_is) {
   constexpr std::array kWorkers = {2, 3, 1, 4, 7};
   size_t turn = 0;
-  for (const char* scheduler : {"balanced", "greedy", "local", "per-document-cp", "wlb", "wlb-cp2"}) {
+  for (const char* scheduler :
+       {"balanced", "greedy", "local", "per-document-cp", "wlb", "wlb-cp2"}) {
     for (const OverlapName& overlap : kOverlaps) {
       config_.plan.scheduler = scheduler;
       config_.train.overlap = overlap.overlap;

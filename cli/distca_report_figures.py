@@ -1,0 +1,340 @@
+"""Figures of `distca report` that are drawn from metrics of runs and from predictions."""
+
+from statistics import median
+
+from distca_report_page import Figure
+from distca_report_svg import bars, bytes_text, legend, line_chart, number_text, scatter
+
+MOST_POINTS = 200  # A line has no more: then neighbouring steps are one, with their mean.
+# The classes of a predicted step's parts. A part without one is grey.
+STAGE_PARTS = {"attention": "k-attention", "linear": "k-linear", "copies": "k-copy", "issues": "k-issue",
+               "waits for peers": "k-wait", "waits for bytes": "k-message", "idle at the end": "k-bubble"}
+# The classes of marks, by what would be different in a step.
+MARKS = {"no rank ever waited": "mark", "only core attention were even": "mark even", "plain packing": "mark packing"}
+PREDICTED = "Predicted steps were not run: they are played by the prices of the named machine (docs/simulator.md)."
+
+
+def thinned(points):
+    """At most MOST_POINTS points, each the mean of equally many neighbours."""
+    each = -(-len(points) // MOST_POINTS)
+    groups = [points[at:at + each] for at in range(0, len(points), each)]
+    return [(group[len(group) // 2][0], sum(y for _, y in group) / len(group)) for group in groups]
+
+
+def thinning(points):
+    each = -(-len(points) // MOST_POINTS)
+    return [f"Each point is the mean of {each} steps."] if each > 1 else []
+
+
+def time_unit(seconds):
+    """The unit in which so long a time is read well: its name, and how many are a second."""
+    return ("s", 1) if seconds >= 0.1 else ("ms", 1e3) if seconds >= 1e-4 else ("µs", 1e6)
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def columns(series):
+    """The table of lines that share their steps: (header, rows)."""
+    steps = sorted({step for _, points in series for step, _ in points})
+    values = [dict(points) for _, points in series]
+    return (["step", *(name for name, _ in series)],
+            [[number_text(step), *(number_text(of[step]) if step in of else "" for of in values)] for step in steps])
+
+
+def chart(heading, series, y_label, sources, assumes, from_zero=True):
+    longest = max((points for _, points in series), key=len)
+    series = [(name, thinned(points)) for name, points in series if points]
+    return Figure(heading, line_chart(series, "step", y_label, heading, from_zero), sources,
+                  [*assumes, *thinning(longest)], columns(series))
+
+
+def balance_of_run(run):
+    before, after = run.values("imbalance_before"), run.values("imbalance_after")
+    if not before or not after:
+        return None
+    means = [mean([value for _, value in points]) for points in (before, after)]
+    return chart(f"Balancing takes core attention's max/mean from {means[0]:.3f} to {means[1]:.3f}",
+                 [("before balancing (plain packing)", before), ("after balancing", after)],
+                 "max/mean over the servers", [run.source()],
+                 ["Loads are the plans' counts of (query, key) pairs, or their prices, not times. 1 is even.",
+                  "The heading has means over the steps."], from_zero=False)
+
+
+def attention_of_run(run):
+    times = [line["attention_s"] for line in run.lines if line.get("attention_s")]
+    if not times or len({len(of) for of in times}) > 1 or len(times[0]) < 2:
+        return None
+    means = [1e3 * mean(of) for of in zip(*times)]
+    rank, uneven = means.index(max(means)), max(means) / (mean(means) or 1)
+    heading = f"Measured core attention: max/mean {uneven:.3f}, rank {rank} takes longest"
+    waits = [line["waited_s"] for line in run.lines if len(line.get("waited_s", ())) == len(means)]
+    waited = [1e3 * mean(of) for of in zip(*waits)] if waits else []
+    rows = [(f"rank {index}", [("k-attention", value, "core attention"),
+                               *([("k-wait", waited[index], "waiting")] if waited else [])], [],
+             f"{number_text(value)} ms" + (f" + {number_text(waited[index])} ms" if waited else ""))
+            for index, value in enumerate(means)]
+    keys = [("k-attention", "core attention"), ("k-wait", "waiting for messages, and for the last rank")]
+    keys = keys if waited else keys[:1]
+    table = (["rank", "core attention ms", *(["waited ms"] if waited else [])],
+             [[str(index), number_text(value), *([number_text(waited[index])] if waited else [])]
+              for index, value in enumerate(means)])
+    return Figure(heading, legend(keys) + bars(rows, "ms a step, mean of the steps", heading), [run.source()],
+                  ["Core attention is the kernel's time in both passes: of the processor where a rank has one thread."],
+                  table)
+
+
+def loads_of_prediction(prediction):
+    before, after = prediction.loads
+    if len(before) < 2 or not sum(before) or not sum(after):
+        return None
+    uneven = [max(loads) / mean(loads) for loads in (before, after)]
+    heading = f"The predicted plan takes core attention's max/mean from {uneven[0]:.3f} to {uneven[1]:.3f}"
+    rows = [(f"server {server}", [("k-attention", load, "after balancing")],
+             [("mark packing", packed, "before balancing (plain packing)")], number_text(load))
+            for server, (packed, load) in enumerate(zip(before, after))]
+    keys = [("k-attention", "after balancing"), ("mark packing", "before balancing (plain packing)")]
+    return Figure(heading, legend(keys) + bars(rows, "(query, key) pairs", heading), [prediction.source()],
+                  ["Loads are (query, key) pairs of one layer, in a pipeline of all layers of forward."],
+                  (("server", "before", "after"), [[str(server), number_text(one), number_text(other)]
+                                                   for server, (one, other) in enumerate(zip(before, after))]))
+
+
+def condition(words):
+    return words if words == "plain packing" else f"if {words}"
+
+
+def memory(runs, predictions):
+    rows, assumes = [], []
+    for run in runs:
+        rows += [(f"{run.name}: rank {rank}", "measured", peak)
+                 for rank, peak in enumerate(run.lines[-1].get("peak_bytes", ()))]
+    for prediction in predictions:
+        rows += [(f"{prediction.name}: {name}", f"predicted, {prediction.machine}", peak)
+                 for name, _, peak in prediction.stages]
+    if not rows:
+        return None
+    name, how, most = max(rows, key=lambda row: row[2])
+    heading = f"Tensors take at most {bytes_text(most)} of a rank at a time, {how} ({name})"
+    drawn = [(name, [("s0" if how == "measured" else "s1", peak, how)], [], bytes_text(peak))
+             for name, how, peak in rows]
+    keys = []
+    if any(row[1] == "measured" for row in rows):
+        keys.append(("s0", "measured, each rank"))
+        assumes.append("Measured: the most that a rank's tensors took at a time since the run began. Ranks that are "
+                       "threads, or share a GPU, share its tensors.")
+    if any(row[1] != "measured" for row in rows):
+        keys.append(("s1", "predicted, the largest rank of a stage"))
+        assumes.append("Predicted: what docs/memory.md counts, for train.device and comm.backend of the configuration.")
+    return Figure(heading, legend(keys) + bars(drawn, "bytes", heading, bytes_text),
+                  [one.source() for one in (*runs, *predictions)], assumes,
+                  (("where", "how", "peak", "bytes"),
+                   [[name, how, bytes_text(peak), f"{peak:.0f}"] for name, how, peak in rows]))
+
+
+def memories(runs, predictions):
+    """Predictions of steps that were run stand with the runs, others apart: machines differ in size by orders."""
+    hashes = {line.get("plan_hash") for run in runs for line in run.lines}
+    ran = [one for one in predictions if one.plan_hash in hashes]
+    return [memory(runs, ran), memory([], [one for one in predictions if one not in ran])]
+
+
+def parts_of_prediction(prediction):
+    names = {part for _, parts, _ in prediction.stages for part, seconds in parts.items() if seconds}
+    shown = [*(part for part in STAGE_PARTS if part in names), *sorted(names - STAGE_PARTS.keys())]
+    if not shown:
+        return None
+    drawn = [part for part in shown
+             if any(parts.get(part, 0) > 1e-3 * prediction.step_s for _, parts, _ in prediction.stages)]
+    unit, factor = time_unit(prediction.step_s)
+    marks = [(MARKS[words], value * factor, condition(words)) for words, value in prediction.bounds.items()]
+    rows = [(name, [(STAGE_PARTS.get(part, "k-other"), parts.get(part, 0) * factor, part) for part in drawn], marks,
+             f"{number_text(sum(parts.values()) * factor)} {unit}") for name, parts, _ in prediction.stages]
+    busy = prediction.bounds["no rank ever waited"]
+    heading = (f"A predicted step takes {number_text(prediction.step_s * factor)} {unit}, "
+               f"{100 * prediction.step_s / busy - 100:.1f} % more than if no rank ever waited")
+    keys = [*((STAGE_PARTS.get(part, "k-other"), part) for part in drawn), *((kind, words) for kind, _, words in marks)]
+    best = [f"{name}: with 20 % better, the step is {100 * share:.1f} % shorter; {source}."
+            for name, share, source in prediction.better[:3]]
+    table = (["stage", *(f"{part} {unit}" for part in shown)],
+             [[name, *(number_text(parts.get(part, 0) * factor) for part in shown)]
+              for name, parts, _ in prediction.stages])
+    check = [] if prediction.last_check is None else [
+        f"When the prices of {prediction.machine} were measured, a step of its own was predicted "
+        f"{100 * prediction.last_check:+.1f} % off."]
+    assumes = [PREDICTED, *check, "Parts are means over the ranks of a stage.", *best,
+               *(f"{words[0].upper()}{words[1:]}: {number_text(value)} {unit} a step." for _, value, words in marks)]
+    return Figure(heading, legend(keys) + bars(rows, f"{unit} a step", heading), [prediction.source()], assumes, table)
+
+
+class Speed:
+    """How fast a setting is. tokens: those of a step. bounds: {what would be different: tokens a second}."""
+
+    def __init__(self, one, name, tokens_per_s, tokens, how, ranks, bounds):
+        self.source, self.name, self.tokens_per_s, self.how, self.ranks = one.source(), name, tokens_per_s, how, ranks
+        self.tokens, self.bounds = round(tokens), bounds
+
+    def kind(self):
+        return "s0" if self.how == "measured" else "s1"
+
+
+def speed_of_run(run):
+    """The median over its steps, without the first, which still warms up."""
+    lines = run.lines[1:] or run.lines
+    step_s, tokens = (median(line[key] for line in lines) for key in ("step_s", "tokens"))
+    return Speed(run, run.name, tokens / step_s, tokens, "measured", run.ranks(), {})
+
+
+def speeds_of(runs, predictions, searches):
+    speeds = [speed_of_run(run) for run in runs]
+    for one in predictions:
+        bounds = {words: one.tokens / seconds for words, seconds in one.bounds.items()}
+        how = f"predicted, {one.machine}"
+        speeds.append(Speed(one, one.name, one.tokens_per_s, one.tokens, how, one.ranks, bounds))
+    for search in searches:
+        for name, setting, step_s, tokens_per_s, computes in search.best:
+            tokens = step_s * tokens_per_s
+            bounds = {"no rank ever waited": tokens / computes} if computes > 0 else {}
+            speeds.append(Speed(search, f"{name}: {setting}", tokens_per_s, tokens, f"predicted, {search.machine}",
+                                search.ranks, bounds))
+    return speeds
+
+
+def grouped_by(speeds, key):
+    groups = {}
+    for speed in speeds:
+        groups.setdefault(key(speed), []).append(speed)
+    return groups
+
+
+def sources_of(speeds):
+    return list(dict.fromkeys(speed.source for speed in speeds))
+
+
+def speed_heading(speeds):
+    first, fastest = speeds[0], max(speeds, key=lambda speed: speed.tokens_per_s)
+    if len(speeds) == 1:
+        plain = first.bounds["plain packing"]
+        return f"{first.name} is {first.tokens_per_s / plain:.3f} times as fast as plain packing ({first.how})"
+    other = max(speeds[1:], key=lambda speed: speed.tokens_per_s) if fastest is first else first
+    times = fastest.tokens_per_s / other.tokens_per_s
+    return f"{fastest.name} is {times:.3f} times as fast as {other.name} ({first.how})"
+
+
+def speed_figure(speeds):
+    """A figure of settings whose steps have equally many tokens, on the same machine."""
+    first, heading = speeds[0], speed_heading(speeds)
+    bounds = [words for words in MARKS if any(words in speed.bounds for speed in speeds)]
+    rows = [(speed.name, [(speed.kind(), speed.tokens_per_s, speed.how)],
+             [(MARKS[words], speed.bounds[words], words) for words in bounds if words in speed.bounds],
+             f"{number_text(speed.tokens_per_s)} tokens/s") for speed in speeds]
+    keys = [(first.kind(), first.how), *((MARKS[words], condition(words)) for words in bounds)]
+    assumes = [f"All steps have {number_text(first.tokens)} tokens. The page cannot know whether model, documents and "
+               "machine are the same, too.",
+               "Measured: the median step of a run without its first. For a claim with an interval, runs must take "
+               "turns (bench/)." if first.how == "measured" else PREDICTED]
+    if "plain packing" in bounds:
+        assumes.append("Plain packing (plan.scheduler=local) is predicted for the same documents by the same prices.")
+    table = [[speed.name, speed.how, str(speed.ranks or ""), number_text(speed.tokens_per_s),
+              f"{speed.tokens_per_s / first.tokens_per_s:.3f}",
+              *(number_text(speed.bounds[words]) if words in speed.bounds else "" for words in bounds)]
+             for speed in speeds]
+    return Figure(heading, legend(keys) + bars(rows, "tokens/s", heading), sources_of(speeds), assumes,
+                  (("setting", "how", "ranks", "tokens/s", "times the first", *bounds), table))
+
+
+def speed_figures(speeds):
+    groups = grouped_by(speeds, lambda speed: (speed.how, speed.tokens)).values()
+    return [speed_figure(of) for of in groups if len(of) > 1 or "plain packing" in of[0].bounds]
+
+
+def scalings(speeds):
+    """Figures of speed over ranks: of settings with other ranks, but as many tokens a step, or as many a rank."""
+    speeds, made = [speed for speed in speeds if speed.ranks], []
+    for words, tokens_of in (("a step", lambda speed: speed.tokens),
+                             ("a rank", lambda speed: speed.tokens / speed.ranks)):
+        for (how, tokens), of in grouped_by(speeds, lambda speed: (speed.how, tokens_of(speed))).items():
+            if len({speed.ranks for speed in of}) > 1:
+                made.append(scaling(f"{how}, {number_text(tokens)} tokens {words}", of))
+    return made
+
+
+def scaling(words, speeds):
+    speeds = sorted(speeds, key=lambda speed: speed.ranks)
+    least, most = (max((speed for speed in speeds if speed.ranks == end.ranks), key=lambda speed: speed.tokens_per_s)
+                   for end in (speeds[0], speeds[-1]))
+    each = least.tokens_per_s / least.ranks
+    points = [(speed.ranks, speed.tokens_per_s, 0, f"{speed.name}: {number_text(speed.tokens_per_s)} tokens/s")
+              for speed in speeds]
+    rows = [[speed.name, str(speed.ranks), number_text(speed.tokens_per_s),
+             f"{100 * speed.tokens_per_s / (each * speed.ranks):.1f} %"] for speed in speeds]
+    heading = (f"From {least.ranks} to {most.ranks} ranks, speed grows to "
+               f"{100 * most.tokens_per_s / (each * most.ranks):.1f} % of the ideal ({words})")
+    ideal = ("diagonal", [(0, 0), (most.ranks, each * most.ranks)], f"ideal from {least.ranks} ranks")
+    return Figure(heading, scatter(points, "ranks", "tokens/s", heading, [ideal], [words]), sources_of(speeds),
+                  ["The ideal is the speed of the fastest setting with the fewest ranks, times the ranks."],
+                  (("setting", "ranks", "tokens/s", "of the ideal"), rows))
+
+
+def beside_measured(runs, predictions):
+    """The figure of steps that were predicted and run: their plans have the same hash."""
+    points, rows, sources = [], [], []
+    hashes = {line.get("plan_hash") for run in runs for line in run.lines}
+    predictions = [one for one in predictions if one.plan_hash in hashes]
+    for series, one in enumerate(predictions):
+        for run in runs:
+            for line in run.lines:
+                if line.get("plan_hash") != one.plan_hash:
+                    continue
+                off = one.step_s / line["step_s"] - 1
+                text = f"{one.name} ({one.machine}), {run.name} step {line['step']}"
+                points.append((line["step_s"], one.step_s, series, f"{text}: off by {100 * off:+.1f} %"))
+                rows.append((abs(off), [one.name, one.machine, f"{run.name} step {line['step']}",
+                                        *(number_text(of) for of in (one.step_s, line["step_s"])),
+                                        f"{100 * off:+.1f} %"]))
+                sources += [source for source in (one.source(), run.source()) if source not in sources]
+    if not points:
+        return None
+    most = max(max(x, y) for x, y, *_ in points)
+    off = 100 * max(rows)[0]
+    heading = (f"The prediction is off by {off:.1f} %" if len(points) == 1 else
+               f"{len(points)} steps were predicted and measured: the farthest is off by {off:.1f} %")
+    return Figure(heading, scatter(points, "measured s a step", "predicted s a step", heading,
+                                   [("diagonal", [(0, 0), (most, most)], "predicted = measured")],
+                                   [one.name for one in predictions]), sources,
+                  ["Steps belong together where plan_hash is the same: the same documents and plans.", PREDICTED,
+                   "A measured step is one step: it has the noise of the machine, and a first step warms up."],
+                  (("prediction", "machine", "step", "predicted s", "measured s", "off by"), [row for _, row in rows]))
+
+
+def learned(runs):
+    series, sources = [], []
+    for run in runs:
+        name = f"{run.name}: " if len(runs) > 1 else ""
+        keys = (("loss", "loss"), ("validation loss", "validation_loss"))
+        of_run = [(f"{name}{words}", points) for words, key in keys if (points := run.values(key))]
+        series += of_run
+        sources += [run.source()] * bool(of_run)
+    if not series:
+        return None
+    points = series[0][1]
+    return chart(f"The loss goes from {number_text(points[0][1])} to {number_text(points[-1][1])} nats a target",
+                 series, "nats a target", sources, ["A step's loss is the mean over its own targets."], from_zero=False)
+
+
+def speed_over_steps(runs):
+    if not runs:
+        return None
+    series = [(run.name, [(line["step"], line["tokens"] / line["step_s"]) for line in run.lines]) for run in runs]
+    middle = median(value for _, value in series[0][1])
+    return chart(f"{runs[0].name} trains on {number_text(middle)} tokens/s in its median step", series, "tokens/s",
+                 [run.source() for run in runs], ["Tokens of the step over its time on rank 0."])
+
+
+def figures_of_all(runs, predictions, searches):
+    """Figures in which inputs stand together."""
+    speeds = speeds_of(runs, predictions, searches)
+    made = [*memories(runs, predictions), *speed_figures(speeds), *scalings(speeds), beside_measured(runs, predictions),
+            learned(runs), speed_over_steps(runs)]
+    return [figure for figure in made if figure]

@@ -1,0 +1,253 @@
+"""Reads what `distca report` draws: folders of runs, traces, and what `distca simulate --json` prints."""
+
+import json
+import pathlib
+import tomllib
+
+from distca_trace_sums import Analysis
+from distca_trace_file import Fault, fail, member, read_trace, shown
+
+LEAST, MOST = 1e-12, 1e18  # of what has a size
+LIKELY_TRACE = ('"traceEvents"', '"displayTimeUnit"')
+# Fields of metrics.jsonl (docs/tour.md): each line has the first three, and may lack the others.
+STEP_NUMBERS = ("step", "step_s", "tokens")
+MORE_NUMBERS = ("imbalance_before", "imbalance_after", "validation_loss")
+LISTS = ("attention_s", "waited_s", "peak_bytes")
+WORDS = ("plan_hash", "overlap", "kernel")
+
+
+def no_constant(word):
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def parsed(path, text, place=""):
+    try:
+        return json.loads(text, parse_constant=no_constant)
+    except (ValueError, RecursionError) as error:
+        fail(f"{path}{place}: byte {getattr(error, 'pos', 0) + 1} is not JSON: {error}")
+
+
+def text_of(path):
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        fail(f"{path}: cannot be read: {error.strerror}")
+    except UnicodeDecodeError as error:
+        fail(f"{path}: byte {error.start + 1} is not UTF-8")
+
+
+def number(thing, key, least=0):
+    value = member(thing, key)
+    if type(value) not in (int, float) or not least <= value <= MOST:
+        raise Fault(f'"{key}" is {shown(value)}: expected a number from {least:g} to {MOST:g}')
+    return value
+
+
+def above_zero(thing, key):
+    return number(thing, key, LEAST)
+
+
+def numbers(thing, key):
+    return [number({key: value}, key) for value in member(thing, key, list)]
+
+
+def check_line(line):
+    """Raises a Fault unless it is a step of a run."""
+    for key in STEP_NUMBERS:
+        number(line, key)
+    above_zero(line, "step_s")
+    for key in MORE_NUMBERS:
+        if key in line:
+            number(line, key)
+    if line.get("loss") is not None:
+        number(line, "loss", -MOST)
+    for key in LISTS:
+        if key in line:
+            numbers(line, key)
+    for key in WORDS:
+        if key in line:
+            member(line, key, str)
+
+
+class Run:
+    """The folder of a run. lines: those of metrics.jsonl. config: the tables of config.toml."""
+
+    def __init__(self, folder):
+        self.name, self.file = str(folder), folder / "metrics.jsonl"
+        if not self.file.is_file():
+            fail(f"{folder}: not the folder of a run: it has no metrics.jsonl")
+        *whole, _ = text_of(self.file).split("\n")  # the last line may be under way
+        self.lines = [self.line(index, text) for index, text in enumerate(whole, 1)]
+        if not self.lines:
+            fail(f"{self.file}: it has no step yet")
+        self.config = self.read_config(folder / "config.toml")
+
+    def line(self, index, text):
+        line = parsed(self.file, text, f" line {index}")
+        try:
+            check_line(line)
+        except Fault as fault:
+            fail(f"{self.file} line {index}: {fault}")
+        return line
+
+    def read_config(self, path):
+        if not path.is_file():
+            return {}
+        try:
+            return tomllib.loads(text_of(path))
+        except tomllib.TOMLDecodeError as error:
+            fail(f"{path}: not TOML: {error}")
+
+    def key(self, section, key):
+        values = self.config.get(section)
+        return values.get(key) if isinstance(values, dict) else None
+
+    def own_trace(self):
+        """The trace that the run left in its folder; None without."""
+        name = self.key("train", "trace")
+        path = self.file.parent / pathlib.Path(name).name if isinstance(name, str) and name else None
+        return path if path and path.is_file() else None
+
+    def ranks(self):
+        return max(len(self.lines[-1].get(key, ())) for key in LISTS)
+
+    def steps(self):
+        """The first and the last of its steps, as words."""
+        first, last = self.lines[0]["step"], self.lines[-1]["step"]
+        return f"step {first}" if first == last else f"steps {first} to {last}"
+
+    def values(self, key):
+        """(step, value) of the lines that have it."""
+        return [(line["step"], line[key]) for line in self.lines if line.get(key) is not None]
+
+    def source(self):
+        return f"{self.file}, {self.steps()}"
+
+
+class Trace:
+    """A trace of steps. machine: the one by whose prices they were predicted; None if they were measured."""
+
+    def __init__(self, path):
+        self.name = self.file = str(path)
+        self.other, self.events = read_trace(path)
+        self.sums = Analysis(path, self.other, self.events)
+        self.machine = self.other.get("predicted", {}).get("machine")
+
+    def rank_names(self):
+        """A name for each rank of the file. A predicted trace may have some ranks of a run alone."""
+        names = []
+        for place, rank in enumerate(self.other["ranks"]):
+            more = [f"{key} {rank[key]}" for key in ("stage", "tensor") if key in rank]
+            names.append(f"rank {rank.get('rank', place)} ({', '.join([rank['role'], *more])})")
+        return names
+
+    def steps(self):
+        steps = self.sums.numbers
+        return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+
+    def source(self):
+        machine = f", predicted for machine {self.machine}" if self.machine else ", measured"
+        return f"{self.file}, {self.steps()}, commit {self.other['commit']}{machine}"
+
+
+class Prediction:
+    """A step that `distca simulate --json` predicted."""
+
+    def __init__(self, path, root):
+        self.name = self.file = str(path)
+        try:
+            self.machine, self.plan_hash = member(root, "machine", str), member(root, "plan_hash", str)
+            self.step = number(root, "step")
+            self.step_s, self.tokens_per_s = above_zero(root, "step_s"), above_zero(root, "tokens_per_s")
+            self.tokens = self.step_s * self.tokens_per_s
+            self.bounds = {words: above_zero(root, key) for words, key in (
+                ("no rank ever waited", "busy_s"), ("only core attention were even", "even_attention_s"),
+                ("plain packing", "plain_packing_s")) if root.get(key) is not None or key != "plain_packing_s"}
+            self.last_check = number(root, "last_check", -MOST) if root.get("last_check") is not None else None
+            self.ranks = int(number(root, "ranks", 1)) if "ranks" in root else 0
+            self.loads = [numbers(root, key) if key in root else [] for key in ("load_before", "load_after")]
+            if len(self.loads[0]) != len(self.loads[1]):
+                raise Fault('"load_before" and "load_after" have unequal lengths')
+            self.stages = [self.stage(stage) for stage in member(root, "stages", list)]
+            self.better = [(member(one, "number", str), number(one, "step_shorter", -MOST), member(one, "source", str))
+                           for one in member(root, "better_by_a_fifth", list)]
+        except Fault as fault:
+            fail(f"{path}: not what `distca simulate --json` prints: {fault}")
+
+    def stage(self, stage):
+        """Its name, the seconds of its parts by their names, and the most bytes of a rank."""
+        name = member(stage, "name", str)
+        parts = {key[:-2].replace("_", " "): number(stage, key) for key in stage if key.endswith("_s")}
+        return name, parts, number(stage, "peak_bytes")
+
+    def source(self):
+        return f"{self.file}, step {self.step}, predicted for machine {self.machine}"
+
+
+class Search:
+    """Best settings, ours and rivals', that `distca simulate --find-best --json` found.
+
+    best: (name, setting, step_s, tokens a second, mean seconds that ranks compute) of each that has a setting.
+    """
+
+    def __init__(self, path, root):
+        self.name = self.file = str(path)
+        try:
+            self.machine, self.ranks = member(root, "machine", str), int(number(root, "gpus", 1))
+            self.step, self.best = number(root, "step"), []
+            for one in member(root, "contestants", list):
+                for setting in member(one, "best", list)[:1]:
+                    self.best.append((member(one, "name", str), self.words(setting), above_zero(setting, "step_s"),
+                                      above_zero(setting, "tokens_per_s"), self.computes(member(setting, "parts_s"))))
+        except Fault as fault:
+            fail(f"{path}: not what `distca simulate --find-best --json` prints: {fault}")
+
+    def words(self, setting):
+        sizes = " x ".join(str(number(setting, key)) for key in ("tensor", "stages", "replicas"))
+        return f"{sizes}, {member(setting, 'order', str)}"
+
+    def computes(self, parts):
+        return number(parts, "attention") + number(parts, "linear") + number({"recomputed": 0, **parts}, "recomputed")
+
+    def source(self):
+        return f"{self.file}, step {self.step}, predicted for machine {self.machine}"
+
+
+def read_file(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            head = file.read(1 << 16)
+    except (OSError, UnicodeDecodeError):
+        head = ""  # text_of says what is wrong
+    if any(word in head for word in LIKELY_TRACE):
+        return Trace(path)
+    root = parsed(path, text_of(path))
+    if isinstance(root, dict):
+        if "traceEvents" in root:
+            return Trace(path)
+        if "contestants" in root:
+            return Search(path, root)
+        if {"plan_hash", "step_s", "stages"} <= root.keys():
+            return Prediction(path, root)
+    fail(f"{path}: neither the folder of a run, nor a trace, nor what `distca simulate --json` prints")
+
+
+def read_inputs(names):
+    """The inputs in the order of the words, each once; a run is followed by the trace in its folder."""
+    inputs, seen = [], set()
+
+    def add(path, read):
+        if path.resolve() not in seen:
+            seen.add(path.resolve())
+            inputs.append(read(path))
+
+    paths = [pathlib.Path(name) for name in names]
+    for path in paths:
+        if path.is_dir():
+            add(path, Run)
+            trace = inputs[-1].own_trace() if isinstance(inputs[-1], Run) else None
+            if trace and not any(trace.resolve() == other.resolve() for other in paths):
+                add(trace, Trace)
+        else:
+            add(path, read_file)
+    return inputs
