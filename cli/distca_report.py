@@ -44,6 +44,7 @@ def page_of(inputs):
                                            for kind in (Trace, Run, Prediction, Search))
     figures = [*of_each(traces, lambda trace: of_traces.timeline(trace, of_traces.MOST_EVENTS // len(traces))),
                *of_each(traces, of_traces.where_time_went), *of_each(predictions, of_metrics.parts_of_prediction),
+               *of_each(searches, of_metrics.parts_of_search),
                *of_each(runs, of_metrics.balance_of_run), *of_each(runs, of_metrics.attention_of_run),
                *of_each(predictions, of_metrics.loads_of_prediction), *of_each(traces, of_traces.exchange_matrix),
                *of_metrics.figures_of_all(runs, predictions, searches)]

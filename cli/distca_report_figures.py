@@ -2,13 +2,16 @@
 
 from statistics import median
 
+from distca_report_input import LEAST
 from distca_report_page import Figure
 from distca_report_svg import bars, bytes_text, legend, line_chart, number_text, scatter
 
 MOST_POINTS = 200  # A line has no more: then neighbouring steps are one, with their mean.
 # The classes of a predicted step's parts. A part without one is grey.
-STAGE_PARTS = {"attention": "k-attention", "linear": "k-linear", "copies": "k-copy", "issues": "k-issue",
-               "waits for peers": "k-wait", "waits for bytes": "k-message", "idle at the end": "k-bubble"}
+STAGE_PARTS = {"attention": "k-attention", "linear": "k-linear", "recomputed": "k-tensor", "copies": "k-copy",
+               "issues": "k-issue", "copies, issues": "k-copy", "waits for peers": "k-wait",
+               "waits for bytes": "k-message", "idle at the end": "k-bubble"}
+COMPUTED = ("attention", "linear", "recomputed")
 # The classes of marks, by what would be different in a step.
 MARKS = {"no rank ever waited": "mark", "only core attention were even": "mark even", "plain packing": "mark packing"}
 PREDICTED = "Predicted steps were not run: they are played by the prices of the named machine (docs/simulator.md)."
@@ -140,32 +143,58 @@ def memories(runs, predictions):
     return [memory(runs, ran), memory([], [one for one in predictions if one not in ran])]
 
 
+class Parts:
+    """How stages, or settings, spend a step: bars with what their colours mean, and a table.
+
+    stages: (name, {part: seconds}, bytes). marks: (class, seconds, meaning).
+    """
+
+    def __init__(self, stages, marks=()):
+        names = {part for _, parts, _ in stages for part, seconds in parts.items() if seconds}
+        shown = [*(part for part in STAGE_PARTS if part in names), *sorted(names - STAGE_PARTS.keys())]
+        totals = [sum(parts.values()) for _, parts, _ in stages]
+        visible = [part for part in shown if any(parts.get(part, 0) > 1e-3 * max(totals) for _, parts, _ in stages)]
+        self.unit, self.factor = time_unit(max(totals, default=0))
+        marks = [(kind, seconds * self.factor, words) for kind, seconds, words in marks]
+        rows = [(name, [(self.kind(part), parts.get(part, 0) * self.factor, part) for part in visible], marks,
+                 self.text(total)) for (name, parts, _), total in zip(stages, totals)]
+        keys = [*((self.kind(part), part) for part in visible), *((kind, words) for kind, _, words in marks)]
+        self.drawing = legend(keys) + bars(rows, f"{self.unit} a step", "Parts of a step")
+        self.table = (["", *(f"{part} {self.unit}" for part in shown)],
+                      [[name, *(number_text(parts.get(part, 0) * self.factor) for part in shown)]
+                       for name, parts, _ in stages])
+
+    def kind(self, part):
+        return STAGE_PARTS.get(part, "k-other")
+
+    def text(self, seconds):
+        return f"{number_text(seconds * self.factor)} {self.unit}"
+
+
 def parts_of_prediction(prediction):
-    names = {part for _, parts, _ in prediction.stages for part, seconds in parts.items() if seconds}
-    shown = [*(part for part in STAGE_PARTS if part in names), *sorted(names - STAGE_PARTS.keys())]
-    if not shown:
-        return None
-    drawn = [part for part in shown
-             if any(parts.get(part, 0) > 1e-3 * prediction.step_s for _, parts, _ in prediction.stages)]
-    unit, factor = time_unit(prediction.step_s)
-    marks = [(MARKS[words], value * factor, condition(words)) for words, value in prediction.bounds.items()]
-    rows = [(name, [(STAGE_PARTS.get(part, "k-other"), parts.get(part, 0) * factor, part) for part in drawn], marks,
-             f"{number_text(sum(parts.values()) * factor)} {unit}") for name, parts, _ in prediction.stages]
+    marks = [(MARKS[words], seconds, condition(words)) for words, seconds in prediction.bounds.items()]
+    parts = Parts(prediction.stages, marks)
     busy = prediction.bounds["no rank ever waited"]
-    heading = (f"A predicted step takes {number_text(prediction.step_s * factor)} {unit}, "
+    heading = (f"A predicted step takes {parts.text(prediction.step_s)}, "
                f"{100 * prediction.step_s / busy - 100:.1f} % more than if no rank ever waited")
-    keys = [*((STAGE_PARTS.get(part, "k-other"), part) for part in drawn), *((kind, words) for kind, _, words in marks)]
     best = [f"{name}: with 20 % better, the step is {100 * share:.1f} % shorter; {source}."
             for name, share, source in prediction.better[:3]]
-    table = (["stage", *(f"{part} {unit}" for part in shown)],
-             [[name, *(number_text(parts.get(part, 0) * factor) for part in shown)]
-              for name, parts, _ in prediction.stages])
     check = [] if prediction.last_check is None else [
         f"When the prices of {prediction.machine} were measured, a step of its own was predicted "
         f"{100 * prediction.last_check:+.1f} % off."]
     assumes = [PREDICTED, *check, "Parts are means over the ranks of a stage.", *best,
-               *(f"{words[0].upper()}{words[1:]}: {number_text(value)} {unit} a step." for _, value, words in marks)]
-    return Figure(heading, legend(keys) + bars(rows, f"{unit} a step", heading), [prediction.source()], assumes, table)
+               *(f"{words[0].upper()}{words[1:]}: {parts.text(seconds)} a step." for _, seconds, words in marks)]
+    return Figure(heading, parts.drawing, [prediction.source()], assumes, parts.table)
+
+
+def parts_of_search(search):
+    if not search.stages:
+        return None
+    parts, (step_s, _) = Parts(search.stages), search.speeds[0]
+    return Figure(f"A step takes {parts.text(step_s)} with the best setting of {search.stages[0][0].partition(':')[0]}",
+                  parts.drawing, [search.source()],
+                  [PREDICTED, "Each setting is the best of its kind: tensor parallelism x stages x replicas, order.",
+                   "Parts are means over all ranks."], parts.table)
 
 
 class Speed:
@@ -193,10 +222,10 @@ def speeds_of(runs, predictions, searches):
         how = f"predicted, {one.machine}"
         speeds.append(Speed(one, one.name, one.tokens_per_s, one.tokens, how, one.ranks, bounds))
     for search in searches:
-        for name, setting, step_s, tokens_per_s, computes in search.best:
-            tokens = step_s * tokens_per_s
-            bounds = {"no rank ever waited": tokens / computes} if computes > 0 else {}
-            speeds.append(Speed(search, f"{name}: {setting}", tokens_per_s, tokens, f"predicted, {search.machine}",
+        for (name, parts, _), (step_s, tokens_per_s) in zip(search.stages, search.speeds):
+            busy = sum(parts.get(part, 0) for part in COMPUTED)
+            bounds = {"no rank ever waited": step_s * tokens_per_s / busy} if busy >= LEAST else {}
+            speeds.append(Speed(search, name, tokens_per_s, step_s * tokens_per_s, f"predicted, {search.machine}",
                                 search.ranks, bounds))
     return speeds
 
@@ -223,7 +252,7 @@ def speed_heading(speeds):
 
 
 def speed_figure(speeds):
-    """A figure of settings whose steps have equally many tokens, on the same machine."""
+    """A figure of settings whose steps have equally many tokens, on as many ranks of the same machine."""
     first, heading = speeds[0], speed_heading(speeds)
     bounds = [words for words in MARKS if any(words in speed.bounds for speed in speeds)]
     rows = [(speed.name, [(speed.kind(), speed.tokens_per_s, speed.how)],
@@ -245,7 +274,7 @@ def speed_figure(speeds):
 
 
 def speed_figures(speeds):
-    groups = grouped_by(speeds, lambda speed: (speed.how, speed.tokens)).values()
+    groups = grouped_by(speeds, lambda speed: (speed.how, speed.tokens, speed.ranks)).values()
     return [speed_figure(of) for of in groups if len(of) > 1 or "plain packing" in of[0].bounds]
 
 
@@ -335,6 +364,6 @@ def speed_over_steps(runs):
 def figures_of_all(runs, predictions, searches):
     """Figures in which inputs stand together."""
     speeds = speeds_of(runs, predictions, searches)
-    made = [*memories(runs, predictions), *speed_figures(speeds), *scalings(speeds), beside_measured(runs, predictions),
-            learned(runs), speed_over_steps(runs)]
+    made = [*memories(runs, [*predictions, *searches]), *speed_figures(speeds), *scalings(speeds),
+            beside_measured(runs, predictions), learned(runs), speed_over_steps(runs)]
     return [figure for figure in made if figure]

@@ -187,18 +187,21 @@ class Prediction:
 class Search:
     """Best settings, ours and rivals', that `distca simulate --find-best --json` found.
 
-    best: (name, setting, step_s, tokens a second, mean seconds that ranks compute) of each that has a setting.
+    stages: a setting each, as Prediction.stages. speeds: (step_s, tokens a second) of each.
     """
 
     def __init__(self, path, root):
         self.name = self.file = str(path)
+        self.plan_hash, self.stages, self.speeds = None, [], []
         try:
             self.machine, self.ranks = member(root, "machine", str), int(number(root, "gpus", 1))
-            self.step, self.best = number(root, "step"), []
+            self.step = number(root, "step")
             for one in member(root, "contestants", list):
+                name = member(one, "name", str)
                 for setting in member(one, "best", list)[:1]:
-                    self.best.append((member(one, "name", str), self.words(setting), above_zero(setting, "step_s"),
-                                      above_zero(setting, "tokens_per_s"), self.computes(member(setting, "parts_s"))))
+                    self.speeds.append((above_zero(setting, "step_s"), above_zero(setting, "tokens_per_s")))
+                    self.stages.append((f"{name}: {self.words(setting)}", self.parts(member(setting, "parts_s")),
+                                        number(setting, "peak_bytes")))
         except Fault as fault:
             fail(f"{path}: not what `distca simulate --find-best --json` prints: {fault}")
 
@@ -206,8 +209,9 @@ class Search:
         sizes = " x ".join(str(number(setting, key)) for key in ("tensor", "stages", "replicas"))
         return f"{sizes}, {member(setting, 'order', str)}"
 
-    def computes(self, parts):
-        return number(parts, "attention") + number(parts, "linear") + number({"recomputed": 0, **parts}, "recomputed")
+    def parts(self, parts):
+        member(parts, "attention")  # an object
+        return {key: number(parts, key) for key in parts}
 
     def source(self):
         return f"{self.file}, step {self.step}, predicted for machine {self.machine}"

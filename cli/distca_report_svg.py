@@ -206,7 +206,7 @@ def heat_map(matrix, names, title):
         matrix = grouped(matrix, MOST_CELLS)
         names = [str(index) for index in range(MOST_CELLS)]
     size = len(matrix)
-    wide, high = (62, 30) if size <= 12 else (max(5, 560 // size),) * 2
+    wide, high = (70, 30) if size <= 12 else (max(5, 560 // size),) * 2
     left, top, most = 44, 34, max(map(max, matrix)) or 1
     parts = [f'<svg class="matrix" role="img" width="{left + size * wide + 2}" height="{top + size * high + 2}" '
              f'aria-label="{escaped(title)}"><text class="axis" x="0" y="12">from (down), to (across)</text>']

@@ -149,8 +149,8 @@ def timeline(trace, most_events):
         assumes.append(f"{len(data.ranks)} of {trace.sums.num_ranks} ranks are drawn, so that the page stays small.")
     if data.shortest_ns:
         shortest = number_text(data.shortest_ns * 1e-6)
-        assumes.append(f"Neighbouring events that together take less than {shortest} ms are drawn as one, in the colour "
-                       "of what takes longest.")
+        assumes.append(f"Neighbouring events that together take less than {shortest} ms are drawn as one, in the "
+                       "colour of what takes longest.")
     return Figure(f"A step of {number_text(ms)} ms, of which {name} waits {100 * share:.1f} %", drawing,
                   [f"{trace.source()}; step {step} is drawn"], assumes, operations(trace), data.json)
 

@@ -37,7 +37,8 @@ def prediction(machine="h200", step_s=0.4, plan_hash=f"{3:016x}", ranks=2, **mor
 def search():
     def setting(step_s):
         return {"tensor": 8, "stages": 1, "replicas": 8, "order": "ping-pong", "step_s": step_s,
-                "tokens_per_s": 2000 / step_s, "parts_s": {"attention": 1, "linear": 2, "copies, issues": 0.5}}
+                "tokens_per_s": 2000 / step_s, "peak_bytes": 1 << 30,
+                "parts_s": {"attention": 1, "linear": 2, "copies, issues": 0.5}}
 
     return {"gpus": 64, "machine": "h200", "step": 1, "tokens": 2000,
             "contestants": [{"name": "ours", "best": [setting(4.0), setting(4.5)]},
@@ -167,7 +168,7 @@ class CliReport(unittest.TestCase):
                  self.write("rival.json", prediction(step_s=0.5, plan_hash="ff")),
                  self.write("four.json", prediction(step_s=0.25, plan_hash="fe", ranks=4))]
         headings = self.headings(*names)
-        self.assertIn("four.json is 1.600 times as fast as two.json (predicted, h200)", headings)
+        self.assertIn("two.json is 1.250 times as fast as rival.json (predicted, h200)", headings)
         self.assertIn("From 2 to 4 ranks, speed grows to 80.0 % of the ideal (predicted, h200, 4,096 tokens a step)",
                       headings)
         self.assertIn("The prediction is off by 20.0 %", headings)
@@ -175,6 +176,8 @@ class CliReport(unittest.TestCase):
 
     def test_a_search_for_the_best_setting_stands_against_its_rivals(self):
         text, _ = self.page(self.write("best.json", search()))
+        self.assertIn("A step takes 4 s with the best setting of ours", text)
+        self.assertIn("Tensors take at most 1.0 GiB of a rank at a time, predicted, h200 (best.json: ours: 8 x 1", text)
         setting = "8 x 1 x 8, ping-pong"
         self.assertIn(f"ours: {setting} is 1.250 times as fast as wlb: {setting} (predicted, h200)", text)
         self.assertIn("<td>666.7</td>", text)  # 2000 tokens in the 3 s that ranks compute
