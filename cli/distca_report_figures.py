@@ -9,7 +9,7 @@ from distca_report_svg import bars, bytes_text, legend, line_chart, number_text,
 MOST_POINTS = 200  # A line has no more: then neighbouring steps are one, with their mean.
 # The classes of a predicted step's parts. A part without one is grey.
 STAGE_PARTS = {"attention": "k-attention", "linear": "k-linear", "recomputed": "k-tensor", "copies": "k-copy",
-               "issues": "k-issue", "copies, issues": "k-copy", "waits for peers": "k-wait",
+               "issues": "k-issue", "copies issues": "k-copy", "waits for peers": "k-wait",
                "waits for bytes": "k-message", "idle at the end": "k-bubble"}
 COMPUTED = ("attention", "linear", "recomputed")
 # The classes of marks, by what would be different in a step.

@@ -211,7 +211,7 @@ class Search:
 
     def parts(self, parts):
         member(parts, "attention")  # an object
-        return {key: number(parts, key) for key in parts}
+        return {key.replace("_", " "): number(parts, key) for key in parts}
 
     def source(self):
         return f"{self.file}, step {self.step}, predicted for machine {self.machine}"

@@ -273,7 +273,12 @@ void print_search(const Search& search) {
 Json setting_json(const Search& search, const PlayedSetting& played) {
   const Setting& setting = played.setting;
   Json parts = Json::object();
-  for (const Loss& loss : kLosses) parts[loss.name] = loss.seconds(played);
+  for (const Loss& loss : kLosses) {
+    std::string key = loss.name;
+    std::erase(key, ',');
+    std::ranges::replace(key, ' ', '_');
+    parts[key] = loss.seconds(played);
+  }
   return {{"tensor", setting.tensor},
           {"stages", setting.stages},
           {"replicas", setting.replicas},

@@ -159,7 +159,7 @@ class TraceFile {
   std::optional<AtomicFile> file_;
 };
 
-/// What `distca train` says of its trace, too.
+/// Says where the trace is, as `distca train` does, and of which ranks it is if not of all.
 void print_trace(const std::string& file, const SimulatedStep& step) {
   fmt::print("\ntrace        {0}: distca trace {0}, or ui.perfetto.dev\n", file);
   if (step.is_trace_shortened) {

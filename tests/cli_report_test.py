@@ -38,7 +38,7 @@ def search():
     def setting(step_s):
         return {"tensor": 8, "stages": 1, "replicas": 8, "order": "ping-pong", "step_s": step_s,
                 "tokens_per_s": 2000 / step_s, "peak_bytes": 1 << 30,
-                "parts_s": {"attention": 1, "linear": 2, "copies, issues": 0.5}}
+                "parts_s": {"attention": 1, "linear": 2, "copies_issues": 0.5}}
 
     return {"gpus": 64, "machine": "h200", "step": 1, "tokens": 2000,
             "contestants": [{"name": "ours", "best": [setting(4.0), setting(4.5)]},

@@ -36,7 +36,7 @@ struct TraceRequest {
 /// A step that was played.
 struct PlayedStep {
   const RunGrid& run;
-  std::span<const Program> programs;  // of all ranks, or of the first of each server
+  std::span<const Program> programs;  // all ranks' or those of the first of each server
   const OpPrices& prices;
   const TimedStep& step;
 };

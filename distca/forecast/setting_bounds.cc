@@ -100,7 +100,8 @@ int64_t whole_in_flight(const Config& config, int stages, int stage) {
   const bool pairs = config.pairs_nano_batches() && schedule != PipelineSchedule::kAtHome;
   const int64_t later = stages - 1 - stage;
   const int64_t most = schedule == PipelineSchedule::kAligned ? 2 * later + 1 : later + 1;
-  return std::min(pairs ? 2 * most - 1 : most, config.batch.nano_batches);
+  const int64_t nano_batches = config.batch.nano_batches;
+  return pairs ? std::min(2 * most, nano_batches) - 1 : std::min(most, nano_batches);
 }
 
 }  // namespace

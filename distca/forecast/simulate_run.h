@@ -67,7 +67,7 @@ struct SimulatedStep {
   /// Ranks that divide layers evenly are alike: one of each server was played.
   bool one_of_each_server = false;
   std::vector<int> traced_ranks;    // empty without a request for a trace
-  bool is_trace_shortened = false;  // of each stage one rank, for all would be too many lines
+  bool is_trace_shortened = false;  // one rank of each stage; all would be too many lines
 
   /// The stage one of whose ranks takes more memory than any other rank.
   const SimulatedStage& fullest() const;
