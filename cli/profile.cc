@@ -148,7 +148,6 @@ void add_profile(CLI::App& app, int* exit_code) {
              "Most queries and keys measured; beyond, plans go by pairs"),
       number(*verb, "--threads", arguments->threads, 1, kMost,
              "Of one call, as train.threads_per_rank")};
-  for (CLI::Option* option : of_attention) option->excludes(of_run);
   for (CLI::Option* option :
        {verb->add_option("--config", machine->config, "With --machine: as of distca train")
             ->type_name("FILE"),
@@ -167,10 +166,15 @@ void add_profile(CLI::App& app, int* exit_code) {
       "profile.json\n"
       "Example:  distca profile --machine --config configs/laptop.toml --workers 2 --out "
       "machine.json");
-  verb->callback([arguments, machine, exit_code] {
+  verb->callback([arguments, machine, exit_code, of_attention] {
     DISTCA_THROW_IF(!arguments->attention && !machine->asked, ErrorKind::kUsage,
                     "profile: say what to measure: --attention or --machine");
     if (!machine->asked) return run_profile(*arguments);
+    for (const CLI::Option* option : of_attention) {
+      DISTCA_THROW_IF(option->count() > 0, ErrorKind::kUsage,
+                      "{} goes with --attention; --machine takes it from the configuration",
+                      option->get_name());
+    }
     machine->seconds = arguments->seconds;
     machine->out = arguments->out;
     *exit_code = profile_machine(*machine);

@@ -16,6 +16,7 @@
 #include "distca/base/file.h"
 #include "distca/base/text.h"
 #include "distca/comm/launch/rendezvous.h"
+#include "distca/config/run_grid.h"
 #include "distca/train/check_run.h"
 #include "distca/train/measure_machine.h"
 
@@ -106,6 +107,7 @@ int profile_machine(const MachineArguments& arguments) {
   const Config config = load_config(arguments.config, arguments.overrides);
   const std::optional<Rendezvous> rendezvous = find_rendezvous(env_string);
   const int workers = workers_of(config, arguments.workers, rendezvous);
+  const RunGrid run = run_grid(config, workers);
   prepare_device(config);
   check_means(config);
   check_launch(config, rendezvous, arguments.workers);
@@ -116,8 +118,7 @@ int profile_machine(const MachineArguments& arguments) {
       fmt::print(
           "measuring core attention for at most {0:g} s, then steps of {1} rank{2} for {0:g} s, or "
           "as long as three rounds take\n",
-          arguments.seconds, num_ranks(config, workers),
-          num_ranks(config, workers) == 1 ? "" : "s");
+          arguments.seconds, run.num_ranks(), run.num_ranks() == 1 ? "" : "s");
       std::fflush(stdout);
     }
   }
