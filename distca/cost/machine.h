@@ -49,9 +49,9 @@ const char* machine_number_name(MachineNumber number);
 
 /// Measured times of the operations of one kind and pass, of a layer and a nano-batch on a rank.
 struct PhaseTimes {
-  std::string phase;  // as programs name it, such as "pre_attention"
+  std::string phase;  // its name in programs, such as "pre_attention"
   Pass pass = Pass::kForward;
-  int64_t flops_per_token = 0;  // as programs count them; 0 for the embedding
+  int64_t flops_per_token = 0;  // counted as in programs; 0 for the embedding
   std::vector<int64_t> tokens;  // tokens of the rank in a nano-batch; ascending, two or more
   std::vector<int64_t> ns;      // [tokens] nanoseconds, above 0
 

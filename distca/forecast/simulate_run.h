@@ -30,7 +30,7 @@ struct StepParts {
   double late = 0;       // waits for peers that had not begun to send or receive
   double exposed = 0;    // waits for messages that were under way
   double idle = 0;       // behind its last operation, until the last rank's
-  double besides = 0;    // what every step takes besides its operations (kStepUs)
+  double besides = 0;    // the time of every step besides its operations (kStepUs)
   double computed() const { return attention + linear; }
 };
 
