@@ -37,7 +37,7 @@ void add_trace(CLI::App& app) {
       ->required()
       ->type_name("FILE");
   verb->add_option("--against", arguments->against,
-                   "Where a prediction, FILE, and a run, this trace, differ")
+                   "The trace of a run that FILE predicts: says where they differ")
       ->type_name("FILE");
   verb->add_flag("--json", arguments->json, "For machines; times in nanoseconds");
   verb->footer(

@@ -12,6 +12,7 @@
 
 #include "distca/base/json.h"
 #include "distca/forecast/simulate_run.h"
+#include "distca/forecast/simulate_testing.h"
 
 namespace distca {
 namespace {
@@ -36,17 +37,8 @@ struct Traced {
 
 Traced traced(const std::vector<std::string>& overrides, int workers,
               int64_t most_lines = kMostTraceLines) {
-  std::vector<std::string> words = {"model.hidden_size=1024",
-                                    "model.intermediate_size=2048",
-                                    "model.num_attention_heads=8",
-                                    "model.num_key_value_heads=2",
-                                    "model.head_dim=128",
-                                    "model.num_hidden_layers=4",
-                                    "model.vocab_size=512",
-                                    "model.dtype=bfloat16",
-                                    "batch.nano_batch_tokens=16384",
-                                    "batch.max_document_tokens=16384",
-                                    "batch.nano_batches=4"};
+  std::vector<std::string> words = kModel;
+  words.emplace_back("batch.nano_batches=4");
   words.insert(words.end(), overrides.begin(), overrides.end());
   Batch batch;
   for (const std::vector<int64_t>& lengths : std::vector<std::vector<int64_t>>{

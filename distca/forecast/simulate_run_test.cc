@@ -13,21 +13,11 @@
 #include "distca/base/error.h"
 #include "distca/forecast/batch_programs.h"
 #include "distca/forecast/op_prices.h"
+#include "distca/forecast/simulate_testing.h"
 #include "distca/sim/player.h"
 
 namespace distca {
 namespace {
-
-const std::vector<std::string> kModel = {"model.hidden_size=1024",
-                                         "model.intermediate_size=2048",
-                                         "model.num_attention_heads=8",
-                                         "model.num_key_value_heads=2",
-                                         "model.head_dim=128",
-                                         "model.num_hidden_layers=4",
-                                         "model.vocab_size=512",
-                                         "model.dtype=bfloat16",
-                                         "batch.nano_batch_tokens=16384",
-                                         "batch.max_document_tokens=16384"};
 
 Batch batch_of(int nano_batches) {
   const std::vector<std::vector<int64_t>> kinds = {{12000, 3000, 1384}, {9000, 7000, 384}};

@@ -233,8 +233,9 @@ Machine measure_machine(const Config& config, Communicator& comm,
   set_operations(figures, machine);
   set_wire(wire, machine);
   set_facts(config, comm, peak, machine);
-  machine.check.predicted_s =
-      simulate_step(config, uneven_batch(config), num_workers, machine).seconds;
+  machine.check.predicted_s = simulate_step(config, uneven_batch(config), num_workers, machine,
+                                            {.sensitivities = false, .plain_packing = false})
+                                  .seconds;
   for (const Json& rank : checked)
     machine.check.measured_s =
         std::max(machine.check.measured_s, rank["sums"]["step_s"].get<double>());
