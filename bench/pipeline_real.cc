@@ -223,7 +223,7 @@ void RealMeasurer::measure() {
 }  // namespace
 
 void measure_real(const RealOptions& options, Communicator& comm) {
-  keep_freed_memory();  // `distca train` does so in a pipeline, too
+  keep_freed_memory();  // `distca train` does so, too
   bool any = false;
   for (const RealSetting& setting : kRealSettings) {
     if (std::string(setting.name).find(options.only) == std::string::npos) continue;

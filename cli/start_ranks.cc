@@ -84,7 +84,7 @@ std::optional<int> start_ranks(const RankStart& start) {
   const Config& config = start.config;
   const RunGrid grid = run_grid(config, start.workers);
   const int ranks = grid.num_ranks();
-  if (grid.grid.stages > 1) keep_freed_memory();
+  keep_freed_memory();
   if (start.rendezvous) {
     if (start.names_ranks) {
       with_named_ranks(grid, [&] { be_rank(start); });
