@@ -25,7 +25,6 @@ import python_wire as wires
 
 MODEL = {"model.vocab_size": 256, "model.hidden_size": 256, "model.intermediate_size": 512, "model.num_hidden_layers": 4,
          "model.num_attention_heads": 4, "model.num_key_value_heads": 2, "model.head_dim": 64}
-MOST_TOKENS = 16384
 PIPELINE = {"parallel.pipeline_model_parallel_size": 2, "batch.nano_batches": 8}
 STEPS = 4  # the first, which warms up, does not count
 
@@ -35,7 +34,7 @@ def steps(tokens, scheduler="balanced", overlap="ping-pong", wire=None, machine=
     keys = MODEL | {"batch.nano_batches": 2, "batch.nano_batch_tokens": tokens, "batch.max_document_tokens": tokens,
                     "plan.scheduler": scheduler, "train.overlap": overlap, "train.steps": STEPS}
     return {"keys": keys | {name.replace("__", "."): value for name, value in others.items()}, "wire": wire,
-            "machine": f"{machine}, {wire} MB/s" if wire else machine}
+            "machine": f"short, {wire} MB/s" if wire else machine}
 
 
 def pipeline(tokens, outstanding):
@@ -65,8 +64,11 @@ CONFIGURATIONS = {
     "two ranks divide layers, 8K": steps(8192, machine="tensor", parallel__tensor_model_parallel_size=2),
 }
 MEMORY_OF = ("none, local, 8K", "ping-pong, balanced, 16K", "two stages, 8K", "full recomputation, 8K")
-GRIDS = {"plain": {}, "pipeline": PIPELINE | {"parallel.outstanding_weight_gradients": 2},
-         "tensor": {"parallel.tensor_model_parallel_size": 2}}
+# What a machine is measured for: the most tokens of a nano-batch, and other keys. Prices do not depend on how many
+# nano-batches there are, but the time to measure them does.
+GRIDS = {"plain": (16384, {}), "short": (8192, {}),
+         "pipeline": (8192, PIPELINE | {"batch.nano_batches": 4, "parallel.outstanding_weight_gradients": 2}),
+         "tensor": (8192, {"parallel.tensor_model_parallel_size": 2})}
 
 
 def words(keys):
@@ -107,8 +109,9 @@ class Runner:
     def machine(self, name, wire):
         """The file of what was measured with these ranks and this wire."""
         file = self.folder / f"{name} {wire}.json"
-        keys = MODEL | {"batch.nano_batches": 2, "batch.nano_batch_tokens": MOST_TOKENS,
-                        "batch.max_document_tokens": MOST_TOKENS} | GRIDS[name]
+        tokens, others = GRIDS[name]
+        keys = MODEL | {"batch.nano_batches": 2, "batch.nano_batch_tokens": tokens,
+                        "batch.max_document_tokens": tokens} | others
         self.ranks(wire, "profile", "--machine", "--seconds", self.options.seconds, "--out", file, *words(keys), *self.own)
         return file
 
@@ -148,7 +151,7 @@ def main():
     parser.add_argument("--program", type=pathlib.Path, default=pathlib.Path("build/release/distca"))
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("data/stdlib"), help="a data set of bytes")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20, help="of distca profile --machine")
+    parser.add_argument("--seconds", type=float, default=60, help="of distca profile --machine")
     parser.add_argument("--only", default="", help="configurations whose names have this text")
     options = parser.parse_args()
     options.program = str(options.program.resolve())

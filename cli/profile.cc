@@ -158,7 +158,7 @@ void add_profile(CLI::App& app, int* exit_code) {
     option->needs(of_run);
   number(*verb, "--seconds", arguments->seconds, 0, 1e6,
          "Most time for core attention, if one call of each task takes no longer; with --machine "
-         "also for steps, if three rounds of them take no longer");
+         "also for steps, if four rounds of them take no longer");
   verb->add_option("--out", arguments->out, "The file (docs/profile_format.md, docs/simulator.md)")
       ->required();
   verb->footer(

@@ -117,7 +117,7 @@ int profile_machine(const MachineArguments& arguments) {
       say_notes(config.notes);
       fmt::print(
           "measuring core attention for at most {0:g} s, then steps of {1} rank{2} for {0:g} s, or "
-          "as long as three rounds take\n",
+          "as long as four rounds take\n",
           arguments.seconds, run.num_ranks(), run.num_ranks() == 1 ? "" : "s");
       std::fflush(stdout);
     }

@@ -29,7 +29,7 @@
 namespace distca {
 namespace {
 
-constexpr int kLeastRounds = 3, kMostRounds = 7;
+constexpr int kLeastRounds = 4, kMostRounds = 12;
 /// Parts of batch.nano_batch_tokens.
 constexpr std::array<int64_t, 3> kPartsOfTokens = {4, 2, 1};
 constexpr const char* kMeasuring = "measurement of the machine";
@@ -162,6 +162,38 @@ void set_wire(const MeasuredWire& wire, Machine& machine) {
       1e-9 * wire.core_bytes_per_s, "measured: other threads' time while neighbours exchange"};
 }
 
+/// The longest step of the ranks that these figures are of.
+double longest_step(const RankFigures& ranks) {
+  double longest = 0;
+  for (const Json& rank : ranks) longest = std::max(longest, rank["sums"]["step_s"].get<double>());
+  return longest;
+}
+
+double predicted_step(const Config& config, int num_workers, const Machine& machine,
+                      double* busy_s = nullptr) {
+  const SimulatedStep step = simulate_step(config, uneven_batch(config), num_workers, machine,
+                                           {.sensitivities = false, .plain_packing = false});
+  if (busy_s) *busy_s += step.busy_s;
+  return step.seconds;
+}
+
+/// Ranks are slow by turns, and wherever they meet all wait for the slowest. So steps take longer
+/// than by the mean times of operations. Here operations take that, too.
+void set_waits_for_slow_ranks(const std::vector<std::unique_ptr<TimedSteps>>& all,
+                              const std::vector<RankFigures>& figures, int num_workers,
+                              Machine& machine) {
+  double longer_s = 0, busy_s = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    longer_s +=
+        longest_step(figures[i]) - predicted_step(all[i]->config(), num_workers, machine, &busy_s);
+  }
+  if (longer_s <= 0 || busy_s <= 0) return;
+  const double rate = 1 / (1 + longer_s / busy_s);
+  Machine::Number& attention = machine.at(MachineNumber::kAttentionRate);
+  attention = {attention.value * rate, attention.source + ", with waits for slow ranks"};
+  machine.at(MachineNumber::kPhaseRate) = {rate, "measured: waits for slow ranks, in steps"};
+}
+
 /// The numbers that say what there is, and not how fast it is.
 void set_facts(const Config& config, const Communicator& comm, const ComputePeak& peak,
                Machine& machine) {
@@ -233,12 +265,9 @@ Machine measure_machine(const Config& config, Communicator& comm,
   set_operations(figures, machine);
   set_wire(wire, machine);
   set_facts(config, comm, peak, machine);
-  machine.check.predicted_s = simulate_step(config, uneven_batch(config), num_workers, machine,
-                                            {.sensitivities = false, .plain_packing = false})
-                                  .seconds;
-  for (const Json& rank : checked)
-    machine.check.measured_s =
-        std::max(machine.check.measured_s, rank["sums"]["step_s"].get<double>());
+  set_waits_for_slow_ranks(all, figures, num_workers, machine);
+  machine.check.predicted_s = predicted_step(config, num_workers, machine);
+  machine.check.measured_s = longest_step(checked);
   return machine;
 }
 

@@ -116,15 +116,18 @@ void TimedSteps::play(bool counts) {
 
 Json TimedSteps::figures() const {
   Json phases = Json::object(), sums = Json::object();
+  const auto step_s = others_.find("step_s");
+  const std::vector<size_t> counted =
+      step_s == others_.end() ? std::vector<size_t>{} : middle_half(step_s->second);
   for (const auto& [name, rounds] : rounds_) {
     std::vector<double> seconds;
     for (const Sum& round : rounds) seconds.push_back(round.seconds);
-    phases[name] = {{"s", median(seconds)},
+    phases[name] = {{"s", mean_at(seconds, counted)},
                     {"flops", rounds[0].flops},
                     {"ops", rounds[0].ops},
                     {"tokens", rounds[0].tokens}};
   }
-  for (const auto& [name, rounds] : others_) sums[name] = median(rounds);
+  for (const auto& [name, rounds] : others_) sums[name] = mean_at(rounds, counted);
   return {{"phases", std::move(phases)}, {"sums", std::move(sums)}};
 }
 

@@ -44,7 +44,11 @@ class TimedSteps {
   /// Plays the step once; all ranks together.
   void play(bool counts);
 
-  /// Medians over the rounds that count, in seconds of this rank. "phases": of each phase_name(),
+  const Config& config() const { return config_; }
+
+  /// Means over the rounds that count, without the fastest and the slowest quarter of them, in
+  /// seconds of this rank. Medians of phases would add up to less than a step: a core that is slow
+  /// now and then slows another phase each time. "phases": of each phase_name(),
   /// with kBackwardMark, the sums over its operations: "s", "flops", "ops", "tokens". "sums":
   /// "attention_s" and "memory_s", with the amounts "attention" (seconds of the profile) and
   /// "memory" (GB); "copy_s", "copy" (GB); "issue_s", "issue" (communications), "issue_gb" (sent);
