@@ -203,10 +203,11 @@ double plain_packing_s(const Config& config, const Batch& batch, int num_workers
       config.servers.dedicated > 0)
     return 0;
   Config plain = config;
+  plain.plan = {};  // nothing of it is for a scheduler that balances nothing
   plain.plan.scheduler = "local";
-  plain.plan.layout = "";
-  plain.plan.max_memory_gib = 0;  // it is asked how long, not whether it fits
-  plain.plan.max_tokens_per_worker = 0;
+  plain.plan.profile = config.plan.profile;
+  plain.servers.capacity.clear();
+  plain.servers.reweight = false;
   return simulate_step(plain, batch, num_workers, machine,
                        {.sensitivities = false, .plain_packing = false, .threads = threads})
       .seconds;

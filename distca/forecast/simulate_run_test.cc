@@ -95,6 +95,12 @@ TEST(SimulateStep, plain_packing_is_the_step_of_scheduler_local) {
   EXPECT_DOUBLE_EQ(step.plain_packing_s, plain.seconds);
   EXPECT_GT(step.plain_packing_s, step.seconds);
   EXPECT_EQ(plain.plain_packing_s, 0) << "it is what the run has";
+  for (const std::string only_balanced :
+       {"plan.split_kv=true", "plan.spread=true", "plan.tolerance=auto", "plan.max_memory_gib=9",
+        "servers.capacity=[3, 1, 2]"})
+    EXPECT_DOUBLE_EQ(simulate({"train.overlap=none", only_balanced}, 3).plain_packing_s,
+                     plain.seconds)
+        << only_balanced;
   EXPECT_EQ(simulate({"parallel.pipeline_model_parallel_size=2"}, 4, 4).plain_packing_s, 0);
   EXPECT_EQ(simulate({"servers.dedicated=1"}, 2).plain_packing_s, 0);
 }
