@@ -46,7 +46,8 @@ def page_of(inputs):
                *of_each(traces, of_traces.where_time_went), *of_each(predictions, of_metrics.parts_of_prediction),
                *of_each(searches, of_metrics.parts_of_search),
                *of_each(runs, of_metrics.balance_of_run), *of_each(runs, of_metrics.attention_of_run),
-               *of_each(predictions, of_metrics.loads_of_prediction), *of_each(traces, of_traces.exchange_matrix),
+               *of_each(predictions, of_metrics.loads_of_prediction),
+               *of_each(predictions, of_metrics.memory_over_time), *of_each(traces, of_traces.exchange_matrix),
                *of_metrics.figures_of_all(runs, predictions, searches)]
     if not figures:
         fail(f"{inputs[0].name}: nothing in it can be drawn")

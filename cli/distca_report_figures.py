@@ -4,7 +4,7 @@ from statistics import median
 
 from distca_report_input import LEAST
 from distca_report_page import Figure
-from distca_report_svg import bars, bytes_text, legend, line_chart, number_text, scatter
+from distca_report_svg import bars, bytes_text, evenly, legend, line_chart, number_text, scatter
 
 MOST_POINTS = 200  # A line has no more: then neighbouring steps are one, with their mean.
 # The classes of a predicted step's parts. A part without one is grey.
@@ -141,6 +141,50 @@ def memories(runs, predictions):
     hashes = {line.get("plan_hash") for run in runs for line in run.lines}
     ran = [one for one in predictions if one.plan_hash in hashes]
     return [memory(runs, ran), memory([], [one for one in predictions if one not in ran])]
+
+
+MOST_STAGES = 8  # lines of a figure that are told apart
+TIMES = 20  # rows of a table of what is held
+
+
+def as_steps(points, end):
+    """The points of a line that keeps each value until the next one, up to the end."""
+    ends = [*(at for at, _ in points[1:]), end]
+    return [place for (at, value), until in zip(points, ends) for place in ((at, value), (until, value))]
+
+
+def most_held(points, begin, end):
+    """The most that is held at any time from the begin to the end."""
+    before = [held for at, held in points if at <= begin][-1:]
+    return max(before + [held for at, held in points if begin <= at <= end])
+
+
+def memory_over_time(prediction):
+    """What the largest rank of each stage holds over a predicted step; None where the file does not say it."""
+    stages = evenly(prediction.memory, MOST_STAGES)
+    if not stages:
+        return None
+    peaks = {stage.name: max(held for _, held in stage.points) for stage in prediction.memory}
+    end = max([1e3 * prediction.step_s, *(stage.points[-1][0] for stage in stages)])
+    largest = max(prediction.memory, key=lambda stage: peaks[stage.name])
+    *_, unit = bytes_text(peaks[largest.name]).split()
+    count = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
+    heading = (f"The memory of each stage over time: {largest.name} holds most, {bytes_text(peaks[largest.name])} "
+               f"after {number_text(largest.peak_ms)} ms")
+    series = [(f"{stage.name}, rank {stage.rank}",
+               [(ms, held / count) for ms, held in as_steps(stage.points, end)]) for stage in stages]
+    left_out = [f"{len(stages)} of {len(prediction.memory)} stages are drawn."] * (len(stages) < len(prediction.memory))
+    assumes = [PREDICTED, "Of each stage, the rank whose tensors take most at a time. What counts is in docs/memory.md.",
+               "An operation holds the most that it ever takes from its begin to its end.", *left_out,
+               *(f"{stage.name}: {peaks[stage.name]:,.0f} bytes after {number_text(stage.peak_ms)} ms, in "
+                 f"{stage.operation}." for stage in stages)]
+    rows = []
+    for index in range(TIMES):
+        begin, until = (end * at / TIMES for at in (index, index + 1))
+        rows.append([f"{number_text(begin)} to {number_text(until)}",
+                     *(bytes_text(most_held(stage.points, begin, until)) for stage in stages)])
+    return Figure(heading, line_chart(series, "ms", unit, heading), [prediction.source()], assumes,
+                  (["most held, ms", *(stage.name for stage in stages)], rows))
 
 
 class Parts:

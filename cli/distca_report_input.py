@@ -3,6 +3,7 @@
 import json
 import pathlib
 import tomllib
+from collections import namedtuple
 
 from distca_trace_sums import Analysis
 from distca_trace_file import Fault, fail, member, read_trace, shown
@@ -150,8 +151,12 @@ class Trace:
         return f"{self.file}, {self.steps()}, commit {self.other['commit']}{machine}"
 
 
+# points: (ms, bytes that the stage's largest rank holds from then on).
+StageMemory = namedtuple("StageMemory", "name rank peak_ms operation points")
+
+
 class Prediction:
-    """A step that `distca simulate --json` predicted."""
+    """A step that `distca simulate --json` predicted. memory: a StageMemory of each stage, none in older files."""
 
     def __init__(self, path, root):
         self.name = self.file = str(path)
@@ -169,6 +174,7 @@ class Prediction:
             if len(self.loads[0]) != len(self.loads[1]):
                 raise Fault('"load_before" and "load_after" have unequal lengths')
             self.stages = [self.stage(stage) for stage in member(root, "stages", list)]
+            self.memory = [self.stage_memory(stage) for stage in root["stages"] if "memory" in stage]
             self.better = [(member(one, "number", str), number(one, "step_shorter", -MOST), member(one, "source", str))
                            for one in member(root, "better_by_a_fifth", list)]
         except Fault as fault:
@@ -179,6 +185,20 @@ class Prediction:
         name = member(stage, "name", str)
         parts = {key[:-2].replace("_", " "): number(stage, key) for key in stage if key.endswith("_s")}
         return name, parts, number(stage, "peak_bytes")
+
+    def stage_memory(self, stage):
+        points = [(number({"ms": ms}, "ms"), number({"bytes": held}, "bytes")) for ms, held in
+                  (self.pair(point) for point in member(stage, "memory", list))]
+        if not points or points[0][0] != 0 or any(ms > after for (ms, _), (after, _) in zip(points, points[1:])):
+            raise Fault('"memory" does not begin at 0 ms and ascend')
+        return StageMemory(member(stage, "name", str), int(number(stage, "peak_rank")), number(stage, "peak_at_ms"),
+                           member(stage, "peak_in", str), points)
+
+    @staticmethod
+    def pair(point):
+        if not isinstance(point, list) or len(point) != 2:
+            raise Fault(f'"memory" has {shown(point)}: expected [ms, bytes]')
+        return point
 
     def source(self):
         return f"{self.file}, step {self.step}, predicted for machine {self.machine}"

@@ -64,11 +64,11 @@ def operation_of(name, layer, nano_batch):
 
 
 def event_of(line):
-    """The Event of an object of "traceEvents" that has "ph"; None of a name or an arrow."""
-    if line["ph"] in ("M", "s", "f"):
+    """The Event of an object of "traceEvents" that has "ph"; None of a name, an arrow or a counter's value."""
+    if line["ph"] in ("M", "s", "f", "C"):
         return None
     if line["ph"] != "X":
-        raise Fault(f'"ph" is {shown(line["ph"])}: expected X, M, s or f')
+        raise Fault(f'"ph" is {shown(line["ph"])}: expected X, M, s, f or C')
     if member(line, "cat") not in KINDS:
         raise Fault(f'"cat" is {shown(line["cat"])}: no kind of event')
     begin, length = round(number(line, "ts", 0, MOST_US) * 1e3), round(number(line, "dur", 0, MOST_US) * 1e3)

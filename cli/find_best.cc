@@ -245,12 +245,12 @@ void print_limits(const Search& search) {
                       "\"own cuts\" is its step, which distca simulate predicts for the words.",
                       with_thousands(search.config.batch.max_document_tokens), search.nano_batches),
           kColumns),
-      wrap("Kept from the configuration: all other keys, plan.tolerance and "
-           "parallel.use_distributed_optimizer among them. Recomputation is the least that fits.",
+      wrap("Kept from the configuration: all other keys, parallel.use_distributed_optimizer among "
+           "them. Recomputation is the least that fits.",
            kColumns),
-      wrap("Rivals are those that this program has as plans, with its overlap and its weight "
-           "gradients in idle ticks. Not compared: Karmarkar-Karp packing, interleaved 1F1B, "
-           "ZB-H1.",
+      wrap("Rivals are those that this program has as plans, with its overlap; in pipelines 1F1B, "
+           "plain and with weight gradients in idle ticks (up to P outstanding, as ZB-H1 has it). "
+           "Documents stay in their nano-batch. Not compared: interleaved 1F1B.",
            kColumns),
       wrap(fmt::format("The numbers of {}: {} of {} are measured, the others stated or assumed; "
                        "distca simulate says of each where it is from, and what it decides.",

@@ -51,12 +51,25 @@ std::string json_key(std::string name) {
   return name + "_s";
 }
 
+/// A list of them is read at a glance, and drawn on any width of a page.
+constexpr size_t kMostMemoryPoints = 200;
+
+double ms_of(int64_t picoseconds) { return 1e-9 * static_cast<double>(picoseconds); }
+
+/// [[ms, bytes], ...]
+Json json_of(const std::vector<MemoryPoint>& points) {
+  Json json = Json::array();
+  for (const MemoryPoint& point : thinned(points, kMostMemoryPoints))
+    json.push_back(Json::array({ms_of(point.at_ps), std::llround(point.bytes)}));
+  return json;
+}
+
 Json json_of(const SimulatedStep& step, const Machine& machine, int64_t number, int ranks) {
   Json stages = Json::array(), better = Json::array();
   for (const SimulatedStage& stage : step.stages) {
-    Json json{{"name", stage.name},
-              {"peak_bytes", std::llround(stage.peak.total())},
-              {"peak_rank", stage.peak_rank}};
+    Json json{{"name", stage.name},           {"peak_bytes", std::llround(stage.peak.total())},
+              {"peak_rank", stage.peak_rank}, {"peak_at_ms", ms_of(highest(stage.memory).at_ps)},
+              {"peak_in", stage.peak.where},  {"memory", json_of(stage.memory)}};
     for (const PartRow& row : kParts) json[json_key(row.name)] = stage.mean.*row.part;
     stages.push_back(std::move(json));
   }
@@ -82,6 +95,16 @@ Json json_of(const SimulatedStep& step, const Machine& machine, int64_t number, 
           {"better_by_a_fifth", std::move(better)}};
 }
 
+void print_memory(const SimulatedStep& step) {
+  Table table({"most memory of a rank", "rank", "bytes", "at ms", "in"});
+  for (const SimulatedStage& stage : step.stages) {
+    table.add_row({stage.name, std::to_string(stage.peak_rank),
+                   with_thousands(std::llround(stage.peak.total())),
+                   fmt::format("{:.3f}", ms_of(highest(stage.memory).at_ps)), stage.peak.where});
+  }
+  fmt::print("\n{}", table.to_string());
+}
+
 void print_stages(const SimulatedStep& step, const Machine& machine) {
   Table table([] {
     std::vector<std::string> header = {"% of the step, mean of ranks"};
@@ -97,6 +120,7 @@ void print_stages(const SimulatedStep& step, const Machine& machine) {
     table.add_row(std::move(cells));
   }
   fmt::print("\n{}", table.to_string());
+  print_memory(step);
   const double memory = machine.of(MachineNumber::kMemoryGib) * 0x1p30;
   for (const SimulatedStage& stage : step.stages) {
     if (stage.peak.total() <= memory) continue;
@@ -184,8 +208,9 @@ void simulate(const SimulateArguments& asked) {
   check_sizes_of(config, step);
   const TraceRequest request{.step = asked.step,
                              .write = [&](std::string_view part) { trace->write(part); }};
-  const SimulatedStep simulated = simulate_step(config, step.batch, step.workers, machine,
-                                                {.trace = trace ? &request : nullptr});
+  const SimulatedStep simulated =
+      simulate_step(config, step.batch, step.workers, machine,
+                    {.memory_over_time = true, .trace = trace ? &request : nullptr});
   if (trace) trace->commit();
   if (asked.json) {
     const int ranks = run_grid(config, step.workers).num_ranks();

@@ -163,6 +163,27 @@ class CliReport(unittest.TestCase):
         self.assertIn("one.json is 1.250 times as fast as plain packing (predicted, h200)", self.headings(name))
         self.assertIn("was predicted -1.2 % off", text)
 
+    def test_the_memory_of_each_stage_is_drawn_over_time(self):
+        stages = [{**prediction()["stages"][0], "name": name, "peak_bytes": points[1][1], "peak_at_ms": points[1][0],
+                   "peak_in": "backward <b>", "memory": points}
+                  for name, points in (("stage 0", [[0, 1 << 30], [100, 5 << 30], [200, 2 << 30]]),
+                                       ("stage 1", [[0, 1 << 30], [300, 3 << 30]]))]
+        name = self.write("one.json", prediction(stages=stages))
+        text, _ = self.page(name)
+        self.assertIn("The memory of each stage over time: stage 0 holds most, 5.0 GiB after 100 ms",
+                      self.headings(name))
+        self.assertIn("stage 1: 3,221,225,472 bytes after 300 ms, in backward &lt;b&gt;.", text)
+        # Steps up at 100 and down at 200 of 400 ms; the axis ends at 5 GiB.
+        self.assertIn('points="0.0,800.0 250.0,800.0 250.0,0.0 500.0,0.0 500.0,600.0 1000.0,600.0"', text)
+        # The table: the most in each 20th of the step.
+        for row in ("60 to 80</td><td>1.0 GiB</td><td>1.0 GiB", "80 to 100</td><td>5.0 GiB</td><td>1.0 GiB",
+                    "120 to 140</td><td>5.0 GiB</td><td>1.0 GiB", "380 to 400</td><td>2.0 GiB</td><td>3.0 GiB"):
+            self.assertIn(f"<td>{row}</td>", text)
+        for memory, message in (([[5, 1]], "does not begin at 0 ms"), ([[0, 1], [2, 1], [1, 1]], "and ascend"),
+                                ([[0]], r'"memory" has \[0\]'), ([[0, "x"]], '"bytes" is "x"'), ([], "does not begin"),
+                                (None, '"memory" is null: expected a list')):
+            self.refused(message, self.write("p.json", prediction(stages=[{**stages[0], "memory": memory}])))
+
     def test_predictions_and_runs_stand_beside_each_other(self):
         names = [self.run_folder(), self.write("two.json", prediction()),
                  self.write("rival.json", prediction(step_s=0.5, plan_hash="ff")),

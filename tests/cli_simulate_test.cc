@@ -1,9 +1,14 @@
 // `distca simulate` as its users meet it; bad input is in bad_input_test.cc.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "distca/base/file.h"
 #include "distca/batch/test_folder.h"
@@ -100,6 +105,31 @@ TEST_F(CliSimulateTest, the_trace_of_a_step_is_as_long_as_that) {
   }
 }
 
+TEST_F(CliSimulateTest, the_memory_of_each_stage_over_time_is_in_json_text_and_trace) {
+  const std::string file = (folder_ / "trace.json").string();
+  const Json json = Json::parse(succeed(joined(kDividedStep, {"--trace", file, "--json"})).out);
+  std::map<int64_t, int64_t> traced;  // [rank] the most bytes
+  const Json trace = Json::parse(read_file(file));
+  for (const Json& event : trace.at("traceEvents")) {
+    if (event.at("ph") != "C") continue;
+    EXPECT_EQ(event.at("name"), "memory");
+    int64_t& most = traced[event.at("pid").get<int64_t>()];
+    most = std::max(most, event.at("args").at("bytes").get<int64_t>());
+  }
+  const std::string out = succeed(kDividedStep).out;
+  ASSERT_EQ(json.at("stages").size(), 2u);
+  for (const Json& stage : json.at("stages")) {
+    const auto points = stage.at("memory").get<std::vector<std::pair<double, int64_t>>>();
+    EXPECT_LE(points.size(), 200u);
+    const auto most = std::ranges::max_element(points, {}, &std::pair<double, int64_t>::second);
+    EXPECT_EQ(most->second, stage.at("peak_bytes"));
+    EXPECT_EQ(most->first, stage.at("peak_at_ms"));
+    EXPECT_EQ(traced.at(stage.at("peak_rank").get<int64_t>()), stage.at("peak_bytes"));
+    EXPECT_THAT(out, HasSubstr(fmt::format("{:.3f}  {}\n", most->first,
+                                           stage.at("peak_in").get<std::string>())));
+  }
+}
+
 TEST_F(CliSimulateTest, a_prediction_is_compared_with_another) {
   const std::string first = (folder_ / "first.json").string(),
                     slower = (folder_ / "slower.json").string();
@@ -131,7 +161,7 @@ TEST_F(CliSimulateTest, find_best_prints_words_by_which_simulate_predicts_the_sa
                       "batch.max_document_tokens=8192"};
   const Words find = joined(step, {"--find-best", "--gpus", "2"});
   const Json found = Json::parse(succeed(joined(find, {"--json"})).out);
-  ASSERT_EQ(found.at("contestants").size(), 4U);
+  ASSERT_EQ(found.at("contestants").size(), 5U);
   for (const Json& contestant : found.at("contestants")) {
     const Json& best = contestant.at("best").at(0);
     const Words words = best.at("words").get<Words>();

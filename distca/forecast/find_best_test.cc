@@ -173,6 +173,20 @@ TEST(FindBest, words_make_the_configuration_of_a_setting) {
   }
 }
 
+TEST(FindBest, ours_also_has_a_finer_tolerance) {
+  BestRequest request = small_request();
+  const auto finer = [&](const Contestant& contestant) {
+    return std::ranges::count(all_settings(request, contestant), kFineTolerance,
+                              &Setting::tolerance);
+  };
+  // Every setting but those of a server alone, which are T = 4 with three numbers of nano-batches,
+  // two of them with two orders.
+  EXPECT_EQ(2 * finer(contestants()[0]) + 5, std::ssize(all_settings(request, contestants()[0])));
+  EXPECT_EQ(finer(contestants()[1]), 0);
+  request.config.plan.tolerance = {.share = kFineTolerance};
+  EXPECT_EQ(finer(contestants()[0]), 0) << "it is the configuration's";
+}
+
 TEST(FindBest, full_recomputation_is_told_from_other_linear_work) {
   const BestRequest request = small_request();
   const BatchWork work = batch_work(request.config, request.batch);

@@ -3,9 +3,11 @@
 // values, any thread.
 
 #include <algorithm>
+#include <vector>
 
 #include "distca/forecast/memory.h"
 #include "distca/forecast/memory_peak.h"
+#include "distca/forecast/memory_walk.h"
 #include "distca/model/llama_config.h"
 #include "distca/program/program.h"
 
@@ -14,19 +16,34 @@ namespace distca {
 /// The bytes that a rank holds now, and the most that it has held.
 class Ledger {
  public:
+  /// From the next begin() on, the bytes of each operation are also noted there.
+  void note(std::vector<HeldInOp>* held) { held_ = held; }
   /// All that follows belongs to this operation, which is borrowed; null is every operation.
-  void begin(const Op* operation) { operation_ = operation; }
+  void begin(const Op* operation, bool lands = false) {
+    operation_ = operation;
+    if (held_ == nullptr) return;
+    const double now = now_.total();
+    held_->push_back({.op = operation, .lands = lands, .most = now, .after = now});
+  }
   void take(MemoryPart part, double bytes) {
     now_.at(part) += bytes;
-    if (const double total = now_.total(); total > most_) {
+    const double total = now_.total();
+    if (total > most_) {
       most_ = total;
       peak_ = now_;
       peak_operation_ = operation_;
     }
+    if (held_ != nullptr) {
+      held_->back().most = std::max(held_->back().most, total);
+      held_->back().after = total;
+    }
     const double passing = now_.of(MemoryPart::kLogits) + now_.of(MemoryPart::kPhase);
     most_passing_ = std::max(most_passing_, passing);
   }
-  void give(MemoryPart part, double bytes) { now_.at(part) -= bytes; }
+  void give(MemoryPart part, double bytes) {
+    now_.at(part) -= bytes;
+    if (held_ != nullptr) held_->back().after = now_.total();
+  }
   /// Takes what is given back before anything else is taken.
   void pass(MemoryPart part, double bytes) {
     take(part, bytes);
@@ -44,6 +61,7 @@ class Ledger {
   double most_ = -1, most_passing_ = 0;
   const Op* operation_ = nullptr;  // one of millions, so it gets no name before it is asked for
   const Op* peak_operation_ = nullptr;  // that of peak_
+  std::vector<HeldInOp>* held_ = nullptr;
 };
 
 /// Bytes of what one row (token) has in a layer. Letters as in model/llama.h.

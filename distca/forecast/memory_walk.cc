@@ -215,15 +215,32 @@ class WholeWalk final : public ProgramWalk {
 
 }  // namespace
 
-PeakMemory peak_of_step(const Config& config, const Program& program, const MemoryParts& standing,
-                        int64_t multiprocessors) {
+namespace {
+
+PeakMemory walked(const Config& config, const Program& program, const MemoryParts& standing,
+                  int64_t multiprocessors, std::vector<HeldInOp>* held) {
   const auto peak_of = [&](ProgramWalk&& walk) {
+    walk.note(held);
     walk.stand(standing);
     if (config.train.steps > 0) walk.play_phases();
     return walk.peak();
   };
   if (program.stage.tensor.size > 1) return peak_of(TensorWalk(config, program, multiprocessors));
   return peak_of(WholeWalk(config, program, multiprocessors));
+}
+
+}  // namespace
+
+PeakMemory peak_of_step(const Config& config, const Program& program, const MemoryParts& standing,
+                        int64_t multiprocessors) {
+  return walked(config, program, standing, multiprocessors, nullptr);
+}
+
+std::vector<HeldInOp> held_in_ops(const Config& config, const Program& program,
+                                  const MemoryParts& standing, int64_t multiprocessors) {
+  std::vector<HeldInOp> held;
+  walked(config, program, standing, multiprocessors, &held);
+  return held;
 }
 
 }  // namespace distca

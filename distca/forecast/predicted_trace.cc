@@ -1,11 +1,13 @@
 #include "distca/forecast/predicted_trace.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <map>
 #include <numeric>
 #include <string>
 
+#include "distca/forecast/memory_over_time.h"
 #include "distca/program/overlap.h"
 #include "distca/sim/message_times.h"
 #include "distca/sim/step_events.h"
@@ -13,18 +15,19 @@
 namespace distca {
 namespace {
 
-/// The most lines of a rank's operations in the file: up to five events of a communication, and an
-/// arrow's end for each message.
+/// The most lines of a rank's operations in the file: up to five events of a communication, an
+/// arrow's end for each message, and the memory at the begin and the end of an operation, of a
+/// communication also where it lands.
 int64_t most_lines_of(const Program& program) {
   int64_t lines = 0;
   for (const Op& op : program.ops) {
     if (op.stream == Stream::kCompute) {
-      ++lines;
+      lines += 3;
       continue;
     }
     const auto messages = static_cast<int64_t>(program.sends(op).messages.size() +
                                                program.receives(op).messages.size());
-    if (messages > 0) lines += 5 + messages;
+    if (messages > 0) lines += 9 + messages;
   }
   return lines;
 }
@@ -42,6 +45,17 @@ std::vector<size_t> longest_of_each_stage(const PlayedStep& played, const std::v
   for (const auto& [stage, program] : longest) programs.push_back(program);
   std::ranges::sort(programs);
   return programs;
+}
+
+/// The bytes of a rank's tensors over the step.
+std::string memory_lines(const Config& config, const PlayedStep& played, size_t program, int rank) {
+  TraceCounter counter{.name = "memory", .unit = "bytes", .values = {}};
+  for (const MemoryPoint& point :
+       memory_over_time(config, played.programs[program], rank, played.run.num_workers(),
+                        played.step.ops[program]))
+    counter.values.push_back(
+        {.at_s = 1e-12 * static_cast<double>(point.at_ps), .value = std::llround(point.bytes)});
+  return chrome_counter(rank, counter);
 }
 
 }  // namespace
@@ -80,6 +94,8 @@ std::vector<int> write_trace(const Config& config, const Machine& machine, const
     request.write(chrome_events(
         written[i], ranks[i],
         step_events(played.programs, programs[i], played.step, played.prices, request.step)));
+    request.write(kChromeBetween);
+    request.write(memory_lines(config, played, programs[i], written[i]));
   }
   request.write(kChromeTail);
   return written;

@@ -1,6 +1,6 @@
 #pragma once
 // The trace of a predicted step as a file (trace/chrome.h, sim/step_events.h), which `distca trace`
-// and Perfetto read as one of a step that ran.
+// and Perfetto read as one of a step that ran. It also has the memory of each rank over the step.
 //
 //   const TraceRequest request{.write = [&](std::string_view part) { file.write(part); }};
 //   simulate_step(config, batch, num_workers, machine, {.trace = &request});  // simulate_run.h

@@ -32,7 +32,7 @@ ProgramWalk::ProgramWalk(const Config& config, const Program& program, int64_t m
 
 void ProgramWalk::stand(const MemoryParts& standing) {
   ledger_.begin(nullptr);
-  for (const MemoryPart part : {kWeights, kGradients, kCopies, kState, kCheckpoint})
+  for (const MemoryPart part : {kWeights, kGradients, kCopies, kState, kCheckpoint, kBuffers})
     ledger_.take(part, standing.of(part));
 }
 
@@ -65,7 +65,7 @@ void ProgramWalk::land(int32_t index) {
       op.kind == OpKind::kSumRows || (op.kind == OpKind::kP2p && op.is_receive);
   if (!brings_rows || landed_[index]) return;
   landed_[index] = true;
-  ledger_.begin(&op);
+  ledger_.begin(&op, /*lands=*/true);
   Nano& nano = nanos_[op.nano_batch];
   if (op.kind == OpKind::kSumRows) return land_sum(op, nano);
   if (op.pass == Pass::kForward) return begin(nano);

@@ -25,6 +25,8 @@ class ProgramWalk {
   ProgramWalk(const ProgramWalk&) = delete;
   ProgramWalk& operator=(const ProgramWalk&) = delete;
 
+  /// Notes there what each operation holds; null is nowhere. Comes before stand().
+  void note(std::vector<HeldInOp>* held) { ledger_.note(held); }
   void stand(const MemoryParts& standing);
   /// In the order of the executor, which lands messages when they are first waited for.
   void play_phases();

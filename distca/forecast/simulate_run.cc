@@ -102,6 +102,16 @@ class Run {
     return stages;
   }
 
+  /// SimulatedStage::memory.
+  void add_memory(const Config& config, const TimedStep& step,
+                  std::vector<SimulatedStage>& stages) const {
+    for (SimulatedStage& stage : stages) {
+      const auto program = static_cast<size_t>(stage.peak_rank / step_);
+      stage.memory = memory_over_time(config, programs_[program], stage.peak_rank,
+                                      run_.num_workers(), step.ops[program]);
+    }
+  }
+
  private:
   static constexpr std::array kParts{&StepParts::attention, &StepParts::linear, &StepParts::copied,
                                      &StepParts::issued,    &StepParts::late,   &StepParts::exposed,
@@ -240,6 +250,7 @@ SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_wo
   step.seconds = seconds_of(played.step.length_ps) + besides_s(machine);
   const std::vector<StepParts> parts = run.parts_of(played.step, machine, options.threads);
   step.stages = run.stages(parts);
+  if (options.memory_over_time) run.add_memory(config, played.step, step.stages);
   const auto ranks = static_cast<double>(parts.size());
   double most_linear = 0, attention = 0;
   for (const StepParts& of_rank : parts) {

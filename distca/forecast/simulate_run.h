@@ -14,6 +14,7 @@
 #include "distca/base/parallel.h"
 #include "distca/config/config.h"
 #include "distca/cost/machine.h"
+#include "distca/forecast/memory_over_time.h"
 #include "distca/forecast/memory_peak.h"
 #include "distca/forecast/plan_figures.h"
 #include "distca/forecast/plan_request.h"
@@ -40,6 +41,8 @@ struct SimulatedStage {
   StepParts mean;     // over its ranks
   int peak_rank = 0;  // the one whose tensors take most
   PeakMemory peak;
+  /// That rank's, with `peak` as its highest; empty unless it is asked for.
+  std::vector<MemoryPoint> memory;
 };
 
 /// How much shorter a step is if a number of the machine is better by kBetter.
@@ -79,6 +82,7 @@ struct SimulateOptions {
   /// If false, a step is not played that does not fit the machine's memory: then it has its plans'
   /// figures and the peaks of its stages, and all times are 0.
   bool plays_beyond_memory = true;
+  bool memory_over_time = false;  // SimulatedStage::memory
   /// The step is also written as a trace, unless it is null.
   const TraceRequest* trace = nullptr;
   /// How many threads plan and play. They change no result. Each needs the memory of a play.

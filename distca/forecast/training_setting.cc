@@ -78,6 +78,15 @@ std::vector<int64_t> packed_tokens(const Setting& setting) {
   return {0, static_cast<int64_t>(std::ceil(kPackedTokens * mean))};
 }
 
+/// Values of Setting::tolerance. A server alone has nothing to even.
+std::vector<double> tolerances_of(const Contestant& contestant, const Config& config,
+                                  const Setting& setting) {
+  if (!contestant.is_ours() || config.plan.tolerance.share == kFineTolerance ||
+      setting.stages * setting.replicas == 1)
+    return {0};
+  return {0, kFineTolerance};
+}
+
 constexpr std::array kWlbGroups = {2, 4, 8, 16};
 
 std::string wlb_cp_name(int group) { return fmt::format("wlb-cp{}", group); }
@@ -103,6 +112,7 @@ const std::vector<Contestant>& contestants() {
   static const std::vector<Contestant> all = {{"ours", {"balanced"}},
                                               {"local", {"local"}},
                                               {"wlb", wlb},
+                                              {"karmarkar-karp", {"karmarkar-karp"}},
                                               {"per-document-cp", {"per-document-cp"}}};
   return all;
 }
@@ -138,8 +148,11 @@ std::vector<Setting> settings_of(const Contestant& contestant, const Config& con
           one.scheduler = scheduler;
           for (const int64_t max_tokens : packed_tokens(one)) {
             one.max_tokens = max_tokens;
-            const std::vector<Setting> orders = orders_of(contestant, one);
-            settings.insert(settings.end(), orders.begin(), orders.end());
+            for (const double tolerance : tolerances_of(contestant, config, one)) {
+              one.tolerance = tolerance;
+              const std::vector<Setting> orders = orders_of(contestant, one);
+              settings.insert(settings.end(), orders.begin(), orders.end());
+            }
           }
         }
       }
@@ -173,6 +186,7 @@ Config config_of(const Config& config, const Setting& setting) {
     changed.plan.fill_ticks = FillTicks::kExact;
   }
   if (setting.max_tokens > 0) changed.plan.max_tokens_per_worker = setting.max_tokens;
+  if (setting.tolerance > 0) changed.plan.tolerance = {.share = setting.tolerance};
   changed.parallel.tensor_model_parallel_size = setting.tensor;
   changed.parallel.pipeline_model_parallel_size = setting.stages;
   if (setting.stages > 1) {
@@ -207,6 +221,7 @@ std::vector<std::string> words_of(const Config& config, const Setting& setting) 
   add("exchange.keys", keys_word(setting.keys));
   add("plan.scheduler", setting.scheduler);
   if (setting.max_tokens > 0) add("plan.max_tokens_per_worker", setting.max_tokens);
+  if (setting.tolerance > 0) add("plan.tolerance", setting.tolerance);
   if (!find_scheduler(setting.scheduler).split_kv) {
     if (config.plan.split_kv) add("plan.split_kv", false);
     if (config.plan.spread) add("plan.spread", false);
@@ -228,10 +243,11 @@ std::string division_text(const Setting& setting) {
 }
 
 std::string order_of(const Setting& setting) {
-  const std::string_view overlap = overlap_name(setting.overlap);
-  if (setting.stages == 1) return std::string(overlap);
+  std::string order(overlap_name(setting.overlap));
+  if (setting.tolerance > 0) order += fmt::format(", tolerance {:g}", setting.tolerance);
+  if (setting.stages == 1) return order;
   return fmt::format("{}, {} outstanding, {}", schedule_name(setting.schedule), setting.outstanding,
-                     overlap);
+                     order);
 }
 
 }  // namespace distca

@@ -31,6 +31,8 @@ struct Setting {
   int outstanding = 0;
   /// plan.max_tokens_per_worker, by which `wlb` packs. 0 means the configuration's.
   int64_t max_tokens = 0;
+  /// plan.tolerance, by which `balanced` evens. 0 means the configuration's.
+  double tolerance = 0;
   // These two are the least of reliefs_of() that fits the memory.
   Recompute recompute = Recompute::kNone;
   Config::Exchange::Keys keys = Config::Exchange::Keys::kAuto;
@@ -61,13 +63,16 @@ int64_t most_nano_batches(const BatchOptions& batch);
 /// All settings of a contestant that the configuration's model allows, always in the same order,
 /// with the first of their reliefs. Tensor parallelism stays within a node, and a pipeline has at
 /// least as many nano-batches as stages. Ours has ping-pong or one nano-batch at a time, and in
-/// pipelines both orders that pool attention, with 0 and 2 outstanding weight gradients. Rivals
-/// have both overlaps, too, and in pipelines 1F1B, also with weight gradients in idle ticks. `wlb`
+/// pipelines both orders that pool attention, with 0 and 2 outstanding weight gradients; the
+/// configuration's plan.tolerance and kFineTolerance. Rivals have both overlaps, too, and in
+/// pipelines 1F1B, also with weight gradients in idle ticks, P of them outstanding (ZB-H1). `wlb`
 /// packs to the mean number of tokens and to kPackedTokens times it, over the replicas and over
 /// groups of them (wlb-cp2 to wlb-cp16).
 std::vector<Setting> settings_of(const Contestant& contestant, const Config& config,
                                  const SettingSpace& space);
 inline constexpr double kPackedTokens = 1.5;
+/// Bytes are cheap where they travel under compute, and every wait for the busiest rank is not.
+inline constexpr double kFineTolerance = 0.005;
 
 /// A setting with less and less memory: selective recomputation, keys that are dispatched again,
 /// full recomputation.

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "distca/base/build_info.h"
+#include "distca/base/error.h"
 #include "distca/base/hash.h"
 #include "distca/base/json.h"
 
@@ -122,6 +123,17 @@ class RankWriter {
 
 std::string chrome_events(int rank, const TraceRank& what, std::span<const TraceEvent> events) {
   return RankWriter(rank, what, events).text();
+}
+
+std::string chrome_counter(int rank, const TraceCounter& counter) {
+  DISTCA_CHECK(!counter.values.empty(), "counter {} of rank {} is empty", counter.name, rank);
+  std::vector<std::string> lines;
+  for (const TraceCounter::Value& value : counter.values) {
+    lines.push_back(fmt::format(
+        R"({{"ph":"C","name":"{}","pid":{},"tid":{},"ts":{},"args":{{"{}":{}}}}})", counter.name,
+        rank, kComputeThread, microseconds(nanoseconds(value.at_s)), counter.unit, value.value));
+  }
+  return fmt::format("{}", fmt::join(lines, kChromeBetween));
 }
 
 std::string chrome_head(std::string_view overlap, std::span<const TraceRank> ranks,

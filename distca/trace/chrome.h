@@ -4,6 +4,7 @@
 // threads for messages under way as overlap. Arrows lead from where an exchange was issued to where
 // it had landed. cli/distca_trace.py reads these files. Any thread may call these functions.
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,6 +39,20 @@ struct TracePrediction {
 /// The part of the file that one rank adds, with one event a line. Events ascend by their begin.
 /// Those of all ranks are on one clock, and no time is below 0. Times are kept to the nanosecond.
 std::string chrome_events(int rank, const TraceRank& what, std::span<const TraceEvent> events);
+
+/// A number of a rank that changes in the course of the steps.
+struct TraceCounter {
+  const char* name;
+  const char* unit;
+  struct Value {
+    double at_s;  // it holds until the next one
+    int64_t value;
+  };
+  std::vector<Value> values;  // ascending by their time
+};
+/// Lines that may follow the rank's events, behind kChromeBetween: each value is one. Readers of
+/// steps leave them out; Perfetto draws them. There is a value (CHECK).
+std::string chrome_counter(int rank, const TraceCounter& counter);
 
 /// A file that is written part by part is chrome_head, the chrome_events of each rank with
 /// kChromeBetween between them, and kChromeTail. The head says what each rank is and, with

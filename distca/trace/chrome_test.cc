@@ -35,6 +35,18 @@ std::vector<Json> events_of_phase(const std::string& phase, const std::vector<st
   return found;
 }
 
+TEST(ChromeTrace, a_counter_has_a_line_for_each_value) {
+  const auto lines = events_of_phase(
+      "C", {chrome_counter(3, {.name = "memory", .unit = "bytes", .values = {{0, 7}, {5e-6, 9}}})});
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[1], Json({{"ph", "C"},
+                            {"name", "memory"},
+                            {"pid", 3},
+                            {"tid", 0},
+                            {"ts", 5.0},
+                            {"args", {{"bytes", 9}}}}));
+}
+
 TEST(ChromeTrace, an_event_says_all_that_was_recorded_of_it) {
   TraceEvent made = event(TraceKind::kLaunch, "forward \"x\" dispatch", 48, 50);
   made.layer = 3;

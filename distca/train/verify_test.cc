@@ -96,7 +96,7 @@ TEST_F(VerifyTest, a_gradient_spoilt_on_one_rank_is_named_and_nothing_else_is) {
   constexpr std::array kWorkers = {2, 3, 1, 4, 7};
   size_t turn = 0;
   for (const char* scheduler :
-       {"balanced", "greedy", "local", "per-document-cp", "wlb", "wlb-cp2"}) {
+       {"balanced", "greedy", "local", "per-document-cp", "wlb", "karmarkar-karp", "wlb-cp2"}) {
     for (const OverlapName& overlap : kOverlaps) {
       config_.plan.scheduler = scheduler;
       config_.train.overlap = overlap.overlap;

@@ -1,6 +1,6 @@
 #pragma once
 // The schedulers and layouts with which `balanced` is compared: the paper's greedy, plain packing,
-// and two layouts that are made for queries that stay at home. Any thread may call the functions.
+// and layouts that are made for queries that stay at home. Any thread may call the functions.
 //
 //   const Layout layout = wlb_layout(request);  // PlanRequest request
 //   const std::vector<Task> tasks = schedule_local(request, layout);
@@ -53,13 +53,19 @@ Layout per_document_layout(const PlanRequest& request);
 void place_head_and_tail(const Document& document, std::span<std::vector<Segment>> workers,
                          std::span<int64_t> tokens);
 
+/// The work of a whole document by the measure of `wlb`: x^2 + x with x = tokens / 64,000, at which
+/// attention and all other work cost the same, in units of 1 / 64,000^2.
+int64_t document_work(int64_t tokens);
+/// The documents that are not empty, the longest first, of equal ones the lowest id.
+std::vector<Document> longest_first(const NanoBatch& nano_batch);
+
 /// Layout `wlb`: variable-length packing without deferral, the paper's baseline WLB-ideal (section
 /// 6).
 ///
 /// Places whole documents, the longest first. A document goes to the worker with the least work, if
 /// that worker then holds at most Lmax tokens. Otherwise it goes to the worker with the fewest
 /// tokens, under the same condition. Documents that fit neither worker are placed last, to the
-/// worker with the least work. The work of a document is x^2 + x with x = tokens / 64,000. Lmax is
+/// worker with the least work. Work is document_work(). Lmax is
 /// cluster.max_tokens_per_worker. If that is 0, Lmax is the mean number of tokens (the released
 /// driver's value, factor 1). Ties go to the lowest id. A document is never cut. Throws
 /// Error(kPlan) when a worker ends above max_tokens_per_worker.
@@ -72,5 +78,13 @@ Layout wlb_layout(const PlanRequest& request);
 /// over workers, with Lmax for each worker of the group, and each is cut over its group as
 /// per_document_layout() cuts it over all workers. Throws as these do.
 Layout wlb_cp_layout(const PlanRequest& request, int most_of_group);
+
+/// Layout `karmarkar-karp`: whole documents for even work, tokens as they come, as frameworks
+/// balance the samples of data-parallel ranks. By the largest differencing method of Karmarkar and
+/// Karp: each document is a division of its own; the two divisions whose heaviest and lightest
+/// workers differ most are made one, heavy parts on light ones, until one is left. Work is
+/// document_work(). Ties go to the division with the longer document, then to the lower id. Throws
+/// Error(kPlan) when a worker ends above max_tokens_per_worker. Time: documents x workers.
+Layout karmarkar_karp_layout(const PlanRequest& request);
 
 }  // namespace distca

@@ -1,9 +1,11 @@
-// The baselines that `balanced` is compared with: WLB, per-document context parallelism.
+// The baselines that `balanced` is compared with: WLB, Karmarkar-Karp, per-document context
+// parallelism.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "distca/base/error.h"
+#include "distca/plan/baselines/baselines.h"
 #include "distca/plan/plan_summary.h"
 #include "distca/plan/plan_testing.h"
 #include "distca/plan/scheduler.h"
@@ -24,7 +26,7 @@ std::vector<std::string> violations(const Plan& plan) {
 
 TEST(Baselines, random_batches_give_valid_plans) {
   Random random(11);
-  for (const char* scheduler : {"wlb", "wlb-cp2", "wlb-cp4", "per-document-cp"}) {
+  for (const char* scheduler : {"wlb", "wlb-cp2", "wlb-cp4", "karmarkar-karp", "per-document-cp"}) {
     for (int trial = 0; trial < 200; ++trial) {
       const int workers = 1 + static_cast<int>(random.below(8));
       const Plan plan = make_plan(request_for(testing::random_lengths(random), workers, scheduler));
@@ -36,7 +38,8 @@ TEST(Baselines, random_batches_give_valid_plans) {
 TEST(Baselines, shapes_of_batches_that_break_planners) {
   const std::vector<std::vector<int64_t>> batches = {
       {}, {0}, {1}, {127}, {129, 1}, std::vector<int64_t>(16, 1024), {200'001}, {65'536, 0, 1, 1}};
-  for (const char* scheduler : {"wlb", "wlb-cp8", "wlb-cp16", "per-document-cp"}) {
+  for (const char* scheduler :
+       {"wlb", "wlb-cp8", "wlb-cp16", "karmarkar-karp", "per-document-cp"}) {
     for (const auto& lengths : batches) {
       for (const int workers : {1, 2, 3, 7, 40}) {
         EXPECT_THAT(violations(make_plan(request_for(lengths, workers, scheduler))), IsEmpty())
@@ -101,6 +104,50 @@ TEST(Wlb, a_cap_that_whole_documents_break_is_refused) {
               AllOf(HasSubstr("layout wlb"), HasSubstr("5000"), HasSubstr("is 2000")));
   request.cluster.max_tokens_per_worker = 1000;
   EXPECT_THAT(refusal(request), HasSubstr("5100 tokens do not fit 4 workers"));
+}
+
+int64_t most_work(const Plan& plan) {
+  int64_t most = 0;
+  for (const std::vector<Segment>& worker : plan.layout.workers) {
+    int64_t work = 0;
+    for (const Segment& segment : worker) work += document_work(segment.tokens.size());
+    most = std::max(most, work);
+  }
+  return most;
+}
+
+TEST(KarmarkarKarp, differences_are_taken_from_the_largest_on) {
+  // The work of such short documents is nearly in proportion to their tokens. 8 and 7 differ by 1,
+  // 6 and 5 by 1; 4 and the first pair by 3; that and the second pair by 2: 16 and 14 tokens. The
+  // longest first, each to the least work, would be 17 and 13.
+  const Plan plan = make_plan(request_for({8, 7, 6, 5, 4}, 2, "karmarkar-karp"));
+  EXPECT_THAT(plan.layout.workers[0],
+              ElementsAre(Segment{1, {0, 7}}, Segment{3, {0, 5}}, Segment{4, {0, 4}}));
+  EXPECT_THAT(plan.layout.workers[1], ElementsAre(Segment{0, {0, 8}}, Segment{2, {0, 6}}));
+  EXPECT_EQ(summarize(plan).qkv_bytes, 0);
+}
+
+TEST(KarmarkarKarp, work_is_no_less_even_than_by_wlb_and_as_even_as_whole_documents_allow) {
+  Random random(5);
+  for (int trial = 0; trial < 50; ++trial) {
+    std::vector<int64_t> lengths;
+    for (int i = 0; i < 60; ++i) lengths.push_back(1 + static_cast<int64_t>(random.below(30'000)));
+    const int workers = 2 + static_cast<int>(random.below(6));
+    const int64_t most = most_work(make_plan(request_for(lengths, workers, "karmarkar-karp")));
+    EXPECT_LE(most, most_work(make_plan(request_for(lengths, workers, "wlb"))));
+    int64_t all = 0;
+    for (const int64_t length : lengths) all += document_work(length);
+    EXPECT_LT(most, 1.01 * static_cast<double>(all) / workers);
+  }
+  // A document longer than all others together is alone.
+  const Plan plan = make_plan(request_for({100, 100, 90'000, 100}, 3, "karmarkar-karp"));
+  EXPECT_THAT(plan.layout.workers[0], ElementsAre(Segment{2, {0, 90'000}}));
+}
+
+TEST(KarmarkarKarp, a_cap_that_it_breaks_is_refused) {
+  PlanRequest request = request_for({5000, 100}, 4, "karmarkar-karp");
+  request.cluster.max_tokens_per_worker = 2000;
+  EXPECT_THAT(refusal(request), AllOf(HasSubstr("layout karmarkar-karp"), HasSubstr("is 2000")));
 }
 
 TEST(PerDocumentCp, worker_i_holds_shards_i_and_its_mirror) {

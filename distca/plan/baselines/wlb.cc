@@ -8,11 +8,6 @@
 namespace distca {
 namespace {
 
-constexpr int64_t kBreakpoint = 64'000;  // tokens at which attention and the rest cost the same
-
-/// x^2 + x, x = tokens / kBreakpoint, in units of 1 / kBreakpoint^2.
-int64_t work(int64_t tokens) { return tokens * tokens + kBreakpoint * tokens; }
-
 int lowest(const std::vector<int64_t>& values) {
   return static_cast<int>(std::min_element(values.begin(), values.end()) - values.begin());
 }
@@ -30,7 +25,7 @@ std::vector<Placed> packed(const std::vector<Document>& documents, int num_bins,
   std::vector<Document> left;
   const auto place = [&](const Document& document, int bin) {
     placed.push_back({document, bin});
-    works[bin] += work(document.length);
+    works[bin] += document_work(document.length);
     tokens[bin] += document.length;
   };
   for (const Document& document : documents) {
@@ -46,7 +41,18 @@ std::vector<Placed> packed(const std::vector<Document>& documents, int num_bins,
   return placed;
 }
 
-/// The documents that are not empty, the longest first.
+int64_t most_tokens(const PlanRequest& request) {
+  const int64_t cap = request.cluster.max_tokens_per_worker;
+  return cap > 0 ? cap : request.nano_batch.num_tokens() / request.cluster.num_workers;
+}
+
+}  // namespace
+
+int64_t document_work(int64_t tokens) {
+  constexpr int64_t kBreakpoint = 64'000;  // tokens at which attention and the rest cost the same
+  return tokens * tokens + kBreakpoint * tokens;
+}
+
 std::vector<Document> longest_first(const NanoBatch& nano_batch) {
   std::vector<Document> documents = nano_batch.documents;
   std::erase_if(documents, [](const Document& document) { return document.length == 0; });
@@ -54,13 +60,6 @@ std::vector<Document> longest_first(const NanoBatch& nano_batch) {
                    [](const Document& a, const Document& b) { return a.length > b.length; });
   return documents;
 }
-
-int64_t most_tokens(const PlanRequest& request) {
-  const int64_t cap = request.cluster.max_tokens_per_worker;
-  return cap > 0 ? cap : request.nano_batch.num_tokens() / request.cluster.num_workers;
-}
-
-}  // namespace
 
 Layout wlb_layout(const PlanRequest& request) { return wlb_cp_layout(request, 1); }
 
