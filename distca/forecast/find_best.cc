@@ -19,6 +19,13 @@ constexpr double kAnyLength = std::numeric_limits<double>::infinity();
 /// Settings that are tried before the best ones are looked at again.
 constexpr size_t kTriedTogether = 8;
 
+/// Threads of each setting that is tried: the last ones of those that are tried together would
+/// leave some idle.
+int threads_of_each() {
+  const int here = threads_here();
+  return std::max(std::min(here, 2), here / static_cast<int>(kTriedTogether));
+}
+
 double machine_bytes(const Machine& machine) {
   return machine.of(MachineNumber::kMemoryGib) * 0x1p30;
 }
@@ -239,7 +246,7 @@ Tried try_setting(const BestRequest& request, const Setting& setting, double mos
                                                {.sensitivities = false,
                                                 .plain_packing = false,
                                                 .plays_beyond_memory = false,
-                                                .threads = 1});
+                                                .threads = threads_of_each()});
       if (step.seconds > 0)
         return {.played = played_setting(request, config, relieved, step),
                 .too_large = {},

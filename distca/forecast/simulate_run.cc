@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <functional>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -38,7 +40,9 @@ constexpr int64_t kMostTogether = int64_t{1} << 26;
 class Run {
  public:
   Run(const Config& config, const BatchPlans& plans, int num_workers, int threads)
-      : run_(run_grid(config, num_workers)), step_(are_alike(config) ? run_.tensor : 1) {
+      : run_(run_grid(config, num_workers)),
+        step_(are_alike(config) ? run_.tensor : 1),
+        threads_(threads) {
     const BatchPrograms made(config, plans, ProgramRequest::Kind::kTrain, num_workers);
     const int count = (run_.num_ranks() + step_ - 1) / step_;
     programs_.resize(static_cast<size_t>(count));
@@ -52,6 +56,13 @@ class Run {
       peak.add(programs_[i]);
       peaks_[i] = peak.peak();
     });
+  }
+
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+  /// Millions of small lists are freed.
+  ~Run() {
+    for_each_in_parallel(programs_.size(), threads_, [&](size_t i) { programs_[i] = {}; });
   }
 
   const std::vector<Program>& programs() const { return programs_; }
@@ -137,6 +148,7 @@ class Run {
 
   const RunGrid run_;
   const int step_;  // from one played rank to the next
+  const int threads_;
   std::vector<Program> programs_;
   std::vector<PeakMemory> peaks_;  // [program]
 };
@@ -169,37 +181,82 @@ std::optional<Machine> better(const Machine& machine, MachineNumber number) {
   }
 }
 
+/// Returns true if a number is one of the wire alone: all operations take as long as before.
+bool is_of_wire(MachineNumber number) {
+  switch (number) {
+    case MachineNumber::kInsideGbPerS:
+    case MachineNumber::kInsideLatencyUs:
+    case MachineNumber::kBetweenGbPerS:
+    case MachineNumber::kBetweenLatencyUs:
+    case MachineNumber::kBurstKib:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// The machines with one number better, first those whose prices stay.
+std::vector<std::pair<MachineNumber, Machine>> better_machines(const Machine& machine) {
+  std::vector<std::pair<MachineNumber, Machine>> machines;
+  for (const bool of_wire : {true, false}) {
+    for (int i = 0; i < kNumMachineNumbers; ++i) {
+      const auto number = static_cast<MachineNumber>(i);
+      const std::optional<Machine> changed = better(machine, number);
+      if (is_of_wire(number) == of_wire && changed && changed->of(number) != machine.of(number))
+        machines.emplace_back(number, *changed);
+    }
+  }
+  return machines;
+}
+
 /// A step on the machine, and its seconds with each number that can be better.
 struct Played {
   TimedStep step;
   std::vector<int> traced_ranks;
-  std::vector<std::pair<MachineNumber, double>> better_s;
+  std::vector<std::pair<MachineNumber, double>> better_s;  // ascending
 };
 
-/// Every machine's step is played by itself, several at the same time.
+/// Plays the step on all machines, the first of which is the run's: some together on each thread.
+/// Returns the step on the first, and the lengths on all.
+TimedTogether play_on_all(const StepLinks& links, const std::vector<PlayedOn>& machines,
+                          int threads) {
+  const size_t count = machines.size(),
+               least = (count + kMostMachinesTogether - 1) / kMostMachinesTogether,
+               groups = std::max(least, std::min(count, static_cast<size_t>(threads)));
+  std::vector<TimedTogether> played(groups);
+  for_each_in_parallel(groups, threads, [&](size_t i) {
+    const size_t begin = count * i / groups, end = count * (i + 1) / groups;
+    played[i] = timed_together(links, std::span(machines).subspan(begin, end - begin),
+                               /*with_first=*/i == 0);
+  });
+  TimedTogether all{.first = std::move(played[0].first), .lengths_ps = {}};
+  for (const TimedTogether& one : played)
+    all.lengths_ps.insert(all.lengths_ps.end(), one.lengths_ps.begin(), one.lengths_ps.end());
+  return all;
+}
+
 Played play(const Config& config, const Run& run, const Machine& machine,
             const SimulateOptions& options) {
   const StepLinks links(run.programs(), wire_of(machine).ranks_per_node, options.threads);
   const MachinePrices prices(config, machine, run.programs(), options.threads);
-  Played played;
-  std::vector<Machine> machines;
-  for (int i = 0; i < kNumMachineNumbers && options.sensitivities; ++i) {
-    const auto number = static_cast<MachineNumber>(i);
-    const std::optional<Machine> changed = better(machine, number);
-    if (!changed || changed->of(number) == machine.of(number)) continue;
-    machines.push_back(*changed);
-    played.better_s.emplace_back(number, 0);
+  std::vector<std::pair<MachineNumber, Machine>> all;
+  if (options.sensitivities) all = better_machines(machine);
+  std::deque<MachinePrices> changed_prices;
+  std::vector<PlayedOn> machines{{.prices = &prices, .wire = wire_of(machine)}};
+  for (const auto& [number, changed] : all) {
+    if (number == MachineNumber::kStepUs) continue;  // the programs take as long
+    const MachinePrices* of = &prices;
+    if (!is_of_wire(number)) of = &changed_prices.emplace_back(prices.on(changed));
+    machines.push_back({.prices = of, .wire = wire_of(changed)});
   }
-  for_each_in_parallel(1 + machines.size(), options.threads, [&](size_t i) {
-    if (i == 0) {
-      played.step = timed_step(links, prices, wire_of(machine));
-    } else {
-      const Machine& changed = machines[i - 1];
-      played.better_s[i - 1].second =
-          seconds_of(step_length_ps(links, prices.on(changed), wire_of(changed))) +
-          besides_s(changed);
-    }
-  });
+  TimedTogether timed = play_on_all(links, machines, options.threads);
+  Played played{.step = std::move(timed.first), .traced_ranks = {}, .better_s = {}};
+  size_t next = 1;
+  for (const auto& [number, changed] : all) {
+    const size_t as = number == MachineNumber::kStepUs ? 0 : next++;
+    played.better_s.emplace_back(number, seconds_of(timed.lengths_ps[as]) + besides_s(changed));
+  }
+  std::ranges::sort(played.better_s);
   if (options.trace != nullptr)
     played.traced_ranks =
         write_trace(config, machine, run.played(prices, played.step), *options.trace);

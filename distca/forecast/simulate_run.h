@@ -85,7 +85,7 @@ struct SimulateOptions {
   bool memory_over_time = false;  // SimulatedStage::memory
   /// The step is also written as a trace, unless it is null.
   const TraceRequest* trace = nullptr;
-  /// How many threads plan and play. They change no result. Each needs the memory of a play.
+  /// How many threads plan and play. They change no result. Each plays on a few machines at once.
   int threads = threads_here();
 };
 

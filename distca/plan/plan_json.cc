@@ -68,16 +68,19 @@ void visit_options(Visit visit, T& options) {
   visit("price", options.price);
 }
 
-template <typename Visit, typename T>
-void visit_load(Visit visit, T& load) {
-  visit("pairs", load.pairs, 0, kMaxInteger);
-  visit("time_ns", load.time_ns, 0, kMaxInteger);
-  visit("send_bytes", load.send_bytes, 0, kMaxInteger);
-  visit("receive_bytes", load.receive_bytes, 0, kMaxInteger);
-  visit("o_send_bytes", load.o_send_bytes, 0, kMaxInteger);
-  visit("o_receive_bytes", load.o_receive_bytes, 0, kMaxInteger);
-  visit("memory_bytes", load.memory_bytes, 0, kMaxInteger);
-}
+struct LoadField {
+  std::string_view name;
+  int64_t ServerLoad::*value;
+};
+/// Ascending, as they are written.
+constexpr std::array<LoadField, 7> kLoadFields = {
+    {{"memory_bytes", &ServerLoad::memory_bytes},
+     {"o_receive_bytes", &ServerLoad::o_receive_bytes},
+     {"o_send_bytes", &ServerLoad::o_send_bytes},
+     {"pairs", &ServerLoad::pairs},
+     {"receive_bytes", &ServerLoad::receive_bytes},
+     {"send_bytes", &ServerLoad::send_bytes},
+     {"time_ns", &ServerLoad::time_ns}}};
 
 Range range_from(const JsonField& field, int64_t most) {
   if (field.size() != 2) field.expect(false, "a pair [begin, end]");
@@ -196,21 +199,36 @@ void add_tasks(std::string& text, const std::vector<Task>& tasks) {
   });
 }
 
+void add_loads(std::string& text, const std::vector<ServerLoad>& loads) {
+  add_list(text, loads, [&](const ServerLoad& load) {
+    char before = '{';
+    for (const LoadField& field : kLoadFields) {
+      text += before;
+      text += '"';
+      text += field.name;
+      text += "\":";
+      add_integer(text, load.*field.value);
+      before = ',';
+    }
+    text += '}';
+  });
+}
+
 }  // namespace
 
 /// All keys in their order, as canonical_json would have them.
 std::string plan_to_json(const Plan& plan) {
-  Json shape, options, loads = Json::array();
+  Json shape, options;
   visit_shape(JsonWriter{shape}, plan.shape);
   visit_options(JsonWriter{options}, plan.options);
-  for (const ServerLoad& load : plan.load) visit_load(JsonWriter{loads.emplace_back()}, load);
   std::string text = R"({"cluster":)" + cluster_json(plan.cluster).dump();
   text += R"(,"document_lengths":)";
   add_list(text, plan.nano_batch.documents,
            [&](const Document& document) { add_integer(text, document.length); });
   text += fmt::format(R"(,"format":"{}","layout":)", kFormat);
   add_layout(text, plan.layout);
-  text += R"(,"load":)" + loads.dump();
+  text += R"(,"load":)";
+  add_loads(text, plan.load);
   text += R"(,"options":)" + options.dump();
   text += R"(,"shape":)" + shape.dump();
   text += R"(,"tasks":)";
@@ -241,8 +259,12 @@ Plan plan_from_json(std::string_view json) {
   const JsonField tasks = root["tasks"];
   for (size_t i = 0; i < tasks.size(); ++i) plan.tasks.push_back(task_from(tasks.at(i), plan));
   const JsonField load = root["load"];
-  for (size_t i = 0; i < load.size(); ++i)
-    visit_load(JsonReader{load.at(i)}, plan.load.emplace_back());
+  for (size_t i = 0; i < load.size(); ++i) {
+    const JsonField of_server = load.at(i);
+    ServerLoad& read = plan.load.emplace_back();
+    for (const LoadField& field : kLoadFields)
+      read.*field.value = of_server[std::string(field.name)].integer(0, kMaxInteger);
+  }
   if (plan.load.size() != static_cast<size_t>(plan.cluster.num_servers())) {
     load.expect(false, fmt::format("a list of one entry a server, {}", plan.cluster.num_servers()));
   }

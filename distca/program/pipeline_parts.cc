@@ -60,9 +60,9 @@ PipelineParts::PipelineParts(PipelineStepRequest request)
 /// An exchange has the plan of its tick and slot, or, of layer steps that some stages lack, one
 /// without these stages' rows.
 void PipelineParts::plan_pooled() {
-  const PipelineRequest& asked = request_.request;
   if (aligned_) plans_ = aligned_->plans;
   std::map<std::tuple<std::vector<int>, Pass, int>, size_t> others;
+  std::vector<const OrderedExchange*> of_others;  // for which they are made
   for (const OrderedExchange& exchange : order_.exchanges) {
     if (aligned_) {
       std::vector<int> of_slot;
@@ -75,20 +75,28 @@ void PipelineParts::plan_pooled() {
     }
     // The other work of ranks differs from tick to tick.
     const bool is_alone = weight_gradients_.empty() && schedule() == PipelineSchedule::kAligned;
-    const auto [place, is_new] = others.try_emplace(
-        {exchange.nano_batches, exchange.pass, is_alone ? -1 : exchange.tick}, plans_.size());
-    if (is_new) {
-      const std::vector<int> of_other_pass = nano_batches_of_other_pass(exchange);
-      OtherWork other_work{.nano_batches = of_other_pass};
-      if (!weight_gradients_.empty()) {
-        const auto& of_slot = weight_gradients_[exchange.tick];
-        other_work.weights = of_slot[exchange.slot];
-        if (shape_.slots == 2) other_work.partner_weights = of_slot[1 - exchange.slot];
-      }
-      plans_.push_back(make_slot_plan(asked, exchange.nano_batches, exchange.pass, other_work));
-    }
+    const auto [place, is_new] =
+        others.try_emplace({exchange.nano_batches, exchange.pass, is_alone ? -1 : exchange.tick},
+                           plans_.size() + of_others.size());
+    if (is_new) of_others.push_back(&exchange);
     plan_of_.push_back(place->second);
   }
+  const size_t before = plans_.size();
+  plans_.resize(before + of_others.size());
+  for_each_in_parallel(of_others.size(), request_.request.threads,
+                       [&](size_t i) { plans_[before + i] = plan_alone(*of_others[i]); });
+}
+
+/// The plan of an exchange that is not one of the aligned ones.
+Plan PipelineParts::plan_alone(const OrderedExchange& exchange) const {
+  const std::vector<int> of_other_pass = nano_batches_of_other_pass(exchange);
+  OtherWork other_work{.nano_batches = of_other_pass};
+  if (!weight_gradients_.empty()) {
+    const auto& of_slot = weight_gradients_[exchange.tick];
+    other_work.weights = of_slot[exchange.slot];
+    if (shape_.slots == 2) other_work.partner_weights = of_slot[1 - exchange.slot];
+  }
+  return make_slot_plan(request_.request, exchange.nano_batches, exchange.pass, other_work);
 }
 
 /// [stages] The nano-batches of stages that play the other pass in the exchange's tick and slot.
@@ -109,22 +117,26 @@ void PipelineParts::plan_at_home() {
   PipelineRequest alone = request_.request;
   alone.fill_ticks = FillTicks::kExact;    // no stage is idle for want of work,
   alone.outstanding_weight_gradients = 0;  // and none helps another one
-  for (const OrderedExchange& exchange : order_.exchanges) {
-    plan_of_.push_back(plans_.size());
-    for (int stage = 0; stage < grid().stages; ++stage) {
-      if (find_scheduler(alone.options.scheduler).capacities) {
-        alone.capacity.assign(grid().num_ranks(), 0);
-        const std::vector<int64_t>& given = request_.request.capacity;
-        for (int replica = 0; replica < grid().replicas; ++replica) {
-          const int rank = grid().rank(stage, replica);
-          alone.capacity[rank] = given.empty() ? 1 : given[rank];
-        }
-      }
-      std::vector<int> nano_batches(grid().stages, -1);
-      nano_batches[stage] = exchange.nano_batches[stage];
-      plans_.push_back(make_slot_plan(alone, nano_batches, exchange.pass));
+  const auto stages = static_cast<size_t>(grid().stages);
+  std::vector<PipelineRequest> of_stage(stages, alone);  // only the stage itself serves
+  for (size_t stage = 0; stage < stages; ++stage) {
+    if (!find_scheduler(alone.options.scheduler).capacities) break;
+    of_stage[stage].capacity.assign(grid().num_ranks(), 0);
+    const std::vector<int64_t>& given = request_.request.capacity;
+    for (int replica = 0; replica < grid().replicas; ++replica) {
+      const int rank = grid().rank(static_cast<int>(stage), replica);
+      of_stage[stage].capacity[rank] = given.empty() ? 1 : given[rank];
     }
   }
+  for (size_t i = 0; i < order_.exchanges.size(); ++i) plan_of_.push_back(i * stages);
+  plans_.resize(order_.exchanges.size() * stages);
+  for_each_in_parallel(plans_.size(), request_.request.threads, [&](size_t i) {
+    const OrderedExchange& exchange = order_.exchanges[i / stages];
+    const size_t stage = i % stages;
+    std::vector<int> nano_batches(stages, -1);
+    nano_batches[stage] = exchange.nano_batches[stage];
+    plans_[i] = make_slot_plan(of_stage[stage], nano_batches, exchange.pass);
+  });
 }
 
 const Plan& PipelineParts::plan(size_t exchange, int stage) const {

@@ -92,6 +92,7 @@ class PipelineParts {
  private:
   void plan_pooled();
   void plan_at_home();
+  Plan plan_alone(const OrderedExchange& exchange) const;
   std::vector<int> nano_batches_of_other_pass(const OrderedExchange& exchange) const;
 
   PipelineStepRequest request_;

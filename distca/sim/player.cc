@@ -1,8 +1,9 @@
 #include "distca/sim/player.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
-#include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -11,14 +12,19 @@
 namespace distca {
 namespace {
 
-/// Plays the thread of each rank as far as it gets, in turns.
+/// Plays the thread of each rank as far as it gets, in turns, on the machine of each lane. What a
+/// thread may do next never depends on times, so it is the same in all lanes.
+template <size_t kLanes>
 class Player {
  public:
-  /// The times of operations are kept if `keeps_ops`.
-  Player(const StepLinks& links, const OpPrices& prices, const Wire& wire, bool keeps_ops)
+  using Ps = Lanes<kLanes>;
+
+  /// Lanes behind the last machine are played as that. The times of operations, and what ranks wait
+  /// for, are those of the first; operations are kept if `keeps_ops`.
+  Player(const StepLinks& links, std::span<const PlayedOn> machines, bool keeps_ops)
       : links_(links),
-        prices_(prices),
-        messages_(links, wire),
+        prices_(prices_of(machines)),
+        messages_(links, wires_of(machines)),
         threads_(links.programs().size()),
         communications_(links.num_communications()) {
     step_.ranks.resize(threads_.size());
@@ -27,7 +33,8 @@ class Player {
     for (size_t i = 0; i < threads_.size(); ++i) step_.ops[i].resize(program(i).ops.size());
   }
 
-  TimedStep run(Turns turns) {
+  /// The step of the first lane, and the lengths of as many as there are machines.
+  TimedTogether run(size_t machines, Turns turns) {
     const size_t count = threads_.size();
     for (bool goes_on = true; goes_on;) {
       goes_on = false;
@@ -35,27 +42,44 @@ class Player {
         while (play_next(turns == Turns::kFirstToLast ? turn : count - 1 - turn)) goes_on = true;
       }
     }
+    Ps length{};
     for (size_t i = 0; i < count; ++i) {
       const auto next = threads_[i].next;
       DISTCA_CHECK(threads_[i].is_over, "rank {} waits for what nobody sends{}", links_.rank_of(i),
                    next < program(i).ops.size()
                        ? " before it plays " + describe(program(i).ops[next])
                        : " at its end");
-      step_.length_ps = std::max(step_.length_ps, step_.ranks[i].end_ps);
+      length = later(length, threads_[i].now_ps);
+      step_.ranks[i].end_ps = threads_[i].now_ps[0];
     }
-    return std::move(step_);
+    step_.length_ps = length[0];
+    return {.first = std::move(step_), .lengths_ps = {length.begin(), length.begin() + machines}};
   }
 
  private:
   struct Thread {
+    Ps now_ps{};
     size_t next = 0;                // operation
     size_t received = 0, sent = 0;  // at its end, communications that it need not wait for any more
     bool is_over = false;
   };
   struct Communication {
-    int64_t land_ps = 0;
+    int32_t landing = -1;  // its time in landings_ps_; -1 if it takes none
     bool is_finished = false, is_sent = false;
   };
+
+  static std::array<const OpPrices*, kLanes> prices_of(std::span<const PlayedOn> machines) {
+    std::array<const OpPrices*, kLanes> prices;
+    for (size_t i = 0; i < kLanes; ++i)
+      prices[i] = machines[std::min(i, machines.size() - 1)].prices;
+    return prices;
+  }
+  static std::vector<Wire> wires_of(std::span<const PlayedOn> machines) {
+    std::vector<Wire> wires;
+    for (size_t i = 0; i < kLanes; ++i)
+      wires.push_back(machines[std::min(i, machines.size() - 1)].wire);
+    return wires;
+  }
 
   const Program& program(size_t i) const { return links_.programs()[i]; }
 
@@ -71,7 +95,7 @@ class Player {
     for (const int32_t one : links_.wait_sends(i, next)) {
       if (!wait(i, one, /*for_sends=*/true)) return false;
     }
-    const int64_t now = step_.ranks[i].end_ps;
+    const int64_t now = thread.now_ps[0];
     if (TimedOp* const op = timed(i, next)) *op = {.begin_ps = now, .end_ps = now, .sent_ps = now};
     if (links_.computes(i, next)) {
       compute(i, next);
@@ -97,32 +121,56 @@ class Player {
 
   TimedOp* timed(size_t i, size_t op) { return step_.ops.empty() ? nullptr : &step_.ops[i][op]; }
 
+  /// Neighbouring lanes may share their prices, which are asked for once then.
+  bool is_priced_as_before(size_t lane) const {
+    return lane > 0 && prices_[lane] == prices_[lane - 1];
+  }
+
   void compute(size_t i, size_t op) {
-    RankTime& time = step_.ranks[i];
-    const int64_t price = prices_.compute_ps(links_.rank_of(i), program(i).ops[op]);
-    time.computed_ps += price;
-    time.end_ps += price;
-    if (TimedOp* const played = timed(i, op)) {
-      played->end_ps = time.end_ps;
-      played->sent_ps = 0;
+    const Op& played = program(i).ops[op];
+    Ps& now = threads_[i].now_ps;
+    int64_t price = 0;
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      if (!is_priced_as_before(lane)) price = prices_[lane]->compute_ps(links_.rank_of(i), played);
+      if (lane == 0) step_.ranks[i].computed_ps += price;
+      now[lane] += price;
+    }
+    if (TimedOp* const times = timed(i, op)) {
+      times->end_ps = now[0];
+      times->sent_ps = 0;
     }
   }
 
   void start(size_t i, int32_t number) {
-    RankTime& time = step_.ranks[i];
     const StepLinks::Communication& one = links_.communication(number);
     const auto op = static_cast<size_t>(one.op);
-    const CommunicationPrice price = prices_.communication(links_.rank_of(i), program(i).ops[op],
-                                                           links_.list(one, /*is_sent=*/true),
-                                                           links_.list(one, /*is_sent=*/false));
-    communications_[static_cast<size_t>(number)].land_ps = price.land_ps;
+    const Op& played = program(i).ops[op];
+    const MessageList &sends = links_.list(one, /*is_sent=*/true),
+                      &receives = links_.list(one, /*is_sent=*/false);
+    Ps& now = threads_[i].now_ps;
+    Ps core, landing;
+    CommunicationPrice price;
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      if (!is_priced_as_before(lane))
+        price = prices_[lane]->communication(links_.rank_of(i), played, sends, receives);
+      if (lane == 0) count(price, step_.ranks[i]);
+      now[lane] += price.pack_ps + price.issue_ps;
+      core[lane] = price.core_ps;
+      landing[lane] = price.land_ps;
+    }
+    if (landing != Ps{}) {
+      communications_[static_cast<size_t>(number)].landing = static_cast<int32_t>(landings_.size());
+      landings_.push_back(landing);
+    }
+    if (TimedOp* const times = timed(i, op)) times->begin_ps = now[0];
+    messages_.start(number, now);
+    for (size_t lane = 0; lane < kLanes; ++lane) now[lane] += core[lane];
+  }
+
+  static void count(const CommunicationPrice& price, RankTime& time) {
     time.copied_ps += price.pack_ps;
     time.issued_ps += price.issue_ps;
     time.core_ps += price.core_ps;
-    time.end_ps += price.pack_ps + price.issue_ps;
-    if (TimedOp* const played = timed(i, op)) played->begin_ps = time.end_ps;
-    messages_.start(number, time.end_ps);
-    time.end_ps += price.core_ps;
   }
 
   /// Waits for a communication, unless that was waited for before. Returns false if a peer is not
@@ -131,51 +179,66 @@ class Player {
     Communication& one = communications_[static_cast<size_t>(number)];
     bool& is_over = for_sends ? one.is_sent : one.is_finished;
     if (is_over) return true;
-    const std::optional<MessageTimes::Over> over =
-        for_sends ? messages_.sent(number) : messages_.received(number);
-    if (!over) return false;
+    const auto* const over = for_sends ? messages_.sent(number) : messages_.received(number);
+    if (over == nullptr) return false;
     is_over = true;
-    wait_until(i, *over);
+    Ps& now = threads_[i].now_ps;
+    wait_in_first(over->at_ps[0], over->last_peer_ps, now[0], step_.ranks[i]);
+    now = later(now, over->at_ps);
     const auto op = static_cast<size_t>(links_.communication(number).op);
     if (TimedOp* const played = timed(i, op))
-      (for_sends ? played->sent_ps : played->end_ps) = over->at_ps;
-    if (for_sends) return true;
-    step_.ranks[i].copied_ps += one.land_ps;
-    step_.ranks[i].end_ps += one.land_ps;
+      (for_sends ? played->sent_ps : played->end_ps) = over->at_ps[0];
+    if (for_sends || one.landing < 0) return true;
+    const Ps& landing = landings_[static_cast<size_t>(one.landing)];
+    step_.ranks[i].copied_ps += landing[0];
+    for (size_t lane = 0; lane < kLanes; ++lane) now[lane] += landing[lane];
     return true;
   }
 
-  void wait_until(size_t i, const MessageTimes::Over& over) {
-    RankTime& time = step_.ranks[i];
-    const int64_t waits = std::max<int64_t>(0, over.at_ps - time.end_ps);
-    const int64_t late = std::clamp<int64_t>(over.last_peer_ps - time.end_ps, 0, waits);
+  /// Waits from `now_ps` on until `at_ps`, in the first lane.
+  static void wait_in_first(int64_t at_ps, int64_t last_peer_ps, int64_t now_ps, RankTime& time) {
+    const int64_t waits = std::max<int64_t>(0, at_ps - now_ps);
+    const int64_t late = std::clamp<int64_t>(last_peer_ps - now_ps, 0, waits);
     time.late_ps += late;
     time.exposed_ps += waits - late;
-    time.end_ps += waits;
   }
 
   const StepLinks& links_;
-  const OpPrices& prices_;
-  MessageTimes messages_;
+  const std::array<const OpPrices*, kLanes> prices_;
+  MessageTimes<kLanes> messages_;
   std::vector<Thread> threads_;                // [program]
   std::vector<Communication> communications_;  // [communication]
+  std::vector<Ps> landings_;                   // putting in place what was received
   TimedStep step_;
 };
+
+TimedStep played_alone(const StepLinks& links, const OpPrices& prices, const Wire& wire,
+                       Turns turns) {
+  const PlayedOn machine{.prices = &prices, .wire = wire};
+  return Player<1>(links, {&machine, 1}, /*keeps_ops=*/true).run(1, turns).first;
+}
 
 }  // namespace
 
 TimedStep timed_step(std::span<const Program> programs, const OpPrices& prices, const Wire& wire,
                      Turns turns) {
-  const StepLinks links(programs, wire.ranks_per_node);
-  return Player(links, prices, wire, /*keeps_ops=*/true).run(turns);
+  return played_alone(StepLinks(programs, wire.ranks_per_node), prices, wire, turns);
 }
 
 TimedStep timed_step(const StepLinks& links, const OpPrices& prices, const Wire& wire) {
-  return Player(links, prices, wire, /*keeps_ops=*/true).run(Turns::kFirstToLast);
+  return played_alone(links, prices, wire, Turns::kFirstToLast);
 }
 
-int64_t step_length_ps(const StepLinks& links, const OpPrices& prices, const Wire& wire) {
-  return Player(links, prices, wire, /*keeps_ops=*/false).run(Turns::kFirstToLast).length_ps;
+TimedTogether timed_together(const StepLinks& links, std::span<const PlayedOn> machines,
+                             bool with_first) {
+  const size_t count = machines.size();
+  DISTCA_CHECK(count >= 1 && count <= kMostMachinesTogether, "{} machines together", count);
+  const auto play = [&]<size_t kLanes>(std::integral_constant<size_t, kLanes>) {
+    return Player<kLanes>(links, machines, with_first).run(count, Turns::kFirstToLast);
+  };
+  if (count == 1) return play(std::integral_constant<size_t, 1>());
+  if (count <= 3) return play(std::integral_constant<size_t, 3>());
+  return play(std::integral_constant<size_t, kMostMachinesTogether>());
 }
 
 }  // namespace distca

@@ -72,7 +72,24 @@ TimedStep timed_step(std::span<const Program> programs, const OpPrices& prices, 
 /// Likewise, for programs that are played several times: the links are found once, and several
 /// threads may play them at the same time. The wire must have as many ranks a node as the links.
 TimedStep timed_step(const StepLinks& links, const OpPrices& prices, const Wire& wire);
-/// TimedStep::length_ps alone, which takes less memory.
-int64_t step_length_ps(const StepLinks& links, const OpPrices& prices, const Wire& wire);
+
+/// A machine on which a step is played, with its prices and its wire.
+struct PlayedOn {
+  const OpPrices* prices;
+  Wire wire;
+};
+/// The most machines that are played together.
+inline constexpr size_t kMostMachinesTogether = 6;
+
+/// A step on several machines.
+struct TimedTogether {
+  TimedStep first;                  // on the first one; empty unless it is asked for
+  std::vector<int64_t> lengths_ps;  // [machine] TimedStep::length_ps
+};
+/// The step on 1 to kMostMachinesTogether machines that are alike in Wire::in_order (CHECK), as if
+/// each were played by itself. Who waits for whom is looked up once for all of them, so six take
+/// little more than two. Only `with_first` keeps the operations' times of the first one.
+TimedTogether timed_together(const StepLinks& links, std::span<const PlayedOn> machines,
+                             bool with_first);
 
 }  // namespace distca

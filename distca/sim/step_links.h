@@ -140,10 +140,11 @@ class StepLinks {
   PortOf port_between(int rank, int peer) const;
   int name_of(size_t program, const Op& op) const;
 
-  void link(size_t program);
+  void link(size_t part, size_t parts);
   void check_peers(int32_t number) const;
   void link_received(int32_t number, std::vector<int32_t>& senders);
-  int64_t senders_share(int32_t number, const Communication& sender, const Message& message) const;
+  int64_t senders_share(int32_t number, const Communication& sender, const Message& message,
+                        size_t& likely) const;
 
   const std::span<const Program> programs_;
   const int ranks_per_node_;

@@ -34,6 +34,7 @@ struct Port {
 /// mostly no number is longer than 64 bits.
 class PortTime {
  public:
+  PortTime() = default;  // bytes take no time
   explicit PortTime(const Port& port) : port_(port) {
     if (port.bytes_per_s == 0) return;
     constexpr int64_t kPsPerS = 1'000'000'000'000;
@@ -48,7 +49,7 @@ class PortTime {
   }
 
  private:
-  const Port port_;
+  Port port_;
   int64_t ps_ = 0, bytes_ = 1;                          // so many picoseconds for so many bytes
   int64_t most_ = std::numeric_limits<int64_t>::max();  // bytes whose product with ps_ fits
 };

@@ -142,8 +142,8 @@ MoveCost Assignment::move_cost(int server, const Shard& shard, const Others& oth
   return result;
 }
 
-MoveCost Assignment::to_add(int server, const Shard& shard) const {
-  return move_cost(server, shard, {shards(server, shard.document), nullptr, {}});
+MoveCost Assignment::to_add(int server, const Shard& shard, std::span<const Shard> there) const {
+  return move_cost(server, shard, {there, nullptr, {}});
 }
 
 MoveCost Assignment::to_shrink(int server, size_t index, std::span<const Shard> remainder) const {

@@ -82,8 +82,18 @@ class Assignment {
   /// are left out.
   ShardRemainder without(const Shard& shard, const Range& q, const Range& kv) const;
 
-  /// The cost of what the server would have to fetch for one more shard.
-  MoveCost to_add(int server, const Shard& shard) const;
+  /// Returns true if some server of this one's node holds some of a document.
+  bool is_near(int server, int64_t document) const {
+    return std::ranges::any_of(homes_.of(document), [&](const HomeSegment& home) {
+      return cluster_.node(home.worker) == cluster_.node(server);
+    });
+  }
+  /// The cost of what the server would have to fetch for one more shard. `there` are its shards of
+  /// the document.
+  MoveCost to_add(int server, const Shard& shard, std::span<const Shard> there) const;
+  MoveCost to_add(int server, const Shard& shard) const {
+    return to_add(server, shard, shards(server, shard.document));
+  }
   /// The cost of what the server would no longer fetch if shards(server)[index] were replaced by
   /// `remainder`, which are parts of it.
   MoveCost to_shrink(int server, size_t index, std::span<const Shard> remainder) const;

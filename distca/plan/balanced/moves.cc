@@ -75,8 +75,8 @@ void Mover::look_at(int donor, size_t index) {
   offers_.clear();
 }
 
-const Mover::Offer& Mover::offer_of(const Range& q) {
-  for (const Offer& offer : offers_) {
+Mover::Offer& Mover::offer_of(const Range& q) {
+  for (Offer& offer : offers_) {
     if (offer.part.q == q) return offer;
   }
   const Shard& from = state_.shards(donor_)[index_];
@@ -84,12 +84,24 @@ const Mover::Offer& Mover::offer_of(const Range& q) {
   if (q != from.q) offer.part = state_.whole_context(from.document, q, from.home);
   const ShardRemainder remainder = state_.without(from, q, offer.part.kv);
   offer.saved = state_.to_shrink(donor_, index_, remainder.span()).price;
-  return offers_.emplace_back(offer);
+  return offers_.emplace_back(std::move(offer));
+}
+
+/// The cost of what a receiver would have to fetch. Strangers fetch all of it, over like links.
+MoveCost Mover::cost_for(int receiver, Offer& offer) const {
+  const int64_t document = offer.part.document;
+  const std::span<const Shard> there = state_.shards(receiver, document);
+  if (!there.empty() || state_.is_near(receiver, document))
+    return state_.to_add(receiver, offer.part, there);
+  if (!offer.of_stranger) offer.of_stranger = state_.to_add(receiver, offer.part, there);
+  return *offer.of_stranger;
 }
 
 std::optional<Move> Mover::priced(int receiver, const Range& q) {
-  const auto& [part, saved] = offer_of(q);
-  const MoveCost there = state_.to_add(receiver, part);
+  Offer& offer = offer_of(q);
+  const Shard& part = offer.part;
+  const int64_t saved = offer.saved;
+  const MoveCost there = cost_for(receiver, offer);
   if (there.blocked || !state_.within_caps(receiver, there.received, there.kept)) {
     return std::nullopt;
   }

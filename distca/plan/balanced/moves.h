@@ -65,11 +65,14 @@ class Mover final : public BestFirst {
   struct Offer {
     Shard part;
     int64_t saved = 0;  // price of bytes
+    /// The cost for any server that computes nothing of the document, and is not near it.
+    std::optional<MoveCost> of_stranger = {};
   };
 
   bool goes_before(const Move& a, const Move& b) const;
   void look_at(int donor, size_t index);
-  const Offer& offer_of(const Range& q);
+  Offer& offer_of(const Range& q);
+  MoveCost cost_for(int receiver, Offer& offer) const;
   void consider(int receiver, std::optional<Move>& best);
   bool shed_one_block(int donor);  // false if none helps
   std::optional<Move> priced(int receiver, const Range& q);
