@@ -13,6 +13,7 @@
 #include "cli/asked_step.h"
 #include "cli/find_best.h"
 #include "cli/options.h"
+#include "cli/paper.h"
 #include "cli/plan_file.h"
 #include "cli/verbs.h"
 #include "distca/base/error.h"
@@ -30,6 +31,7 @@ struct SimulateArguments : StepArguments {
   std::string trace;  // a file. Empty means not given.
   bool find_best = false;
   int gpus = 0;  // 0 means not given.
+  PaperArguments paper;
   bool json = false;
 };
 
@@ -195,6 +197,14 @@ void print_trace(const std::string& file, const SimulatedStep& step) {
 }
 
 void simulate(const SimulateArguments& asked) {
+  if (!asked.paper.experiment.empty()) {
+    DISTCA_THROW_IF(!asked.overrides.empty(), ErrorKind::kUsage,
+                    "--paper {}: its rows say all, so {} would be ignored", asked.paper.experiment,
+                    asked.overrides[0]);
+    PaperArguments paper = asked.paper;
+    paper.lengths = asked.lengths;
+    return play_paper(paper, machine_by_name(asked.machine));
+  }
   const Config config = load_config(asked.config, asked.overrides);
   const Machine machine = machine_by_name(asked.machine);
   if (asked.find_best) {
@@ -248,7 +258,23 @@ void add_simulate(CLI::App& app) {
     if (other->check_name("--workers") || other->check_name("--workload"))
       find_best->excludes(other);
   }
-  verb->add_flag("--json", asked->json, "Print one JSON object");
+  CLI::Option* json = verb->add_flag("--json", asked->json, "Print one JSON object");
+  CLI::Option* paper =
+      verb->add_option("--paper", asked->paper.experiment,
+                       "Play an experiment of the paper instead, beside what it publishes; "
+                       "--lengths is then the folder of lengths_pretrain.json and "
+                       "lengths_prolong.json")
+          ->check(CLI::IsMember(std::vector<std::string>(std::begin(kPaperExperiments),
+                                                         std::end(kPaperExperiments))));
+  verb->add_option("--rows", asked->paper.rows, "Rows of --paper whose name has this, such as 34B")
+      ->type_name("TEXT")
+      ->needs(paper);
+  number(*verb, "--batches", asked->paper.batches, 1, 30, "Batches of each row of --paper")
+      ->needs(paper);
+  for (CLI::Option* other : {trace, find_best, json}) paper->excludes(other);
+  for (CLI::Option* other : of_step) {
+    if (!other->check_name("--lengths")) paper->excludes(other);
+  }
   verb->footer(
       "With --config and KEY=VALUE as for distca train, it plays the plans of that run.\n"
       "The best setting:  distca simulate --config FILE --lengths FILE --find-best --gpus 64\n"

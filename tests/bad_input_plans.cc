@@ -239,6 +239,12 @@ std::vector<BadInput> bad_simulations() {
       {"distca simulate --workload workload.json --trace plan.json/new.json",
        "--trace: plan.json: cannot create this folder"},
       {"distca simulate --trace new/trace.json", "no documents to plan: give data.prefix=PREFIX"},
+      {"distca simulate --paper table4", "--paper table4: give --lengths FOLDER"},
+      {"distca simulate --paper table4 --lengths data", "lengths_pretrain.json"},
+      {"distca simulate --paper fig3a --rows 8B", "--paper fig3a: its documents are alike"},
+      {"distca simulate --paper fig3a batch.nano_batches=2", "its rows say all"},
+      {"distca simulate --paper fig3a --workers 2", "excludes"},
+      {"distca simulate --rows 8B", "--rows requires --paper"},
   };
 }
 

@@ -179,5 +179,15 @@ TEST_F(CliSimulateTest, find_best_prints_words_by_which_simulate_predicts_the_sa
                     HasSubstr("Not compared: "), HasSubstr("stated or assumed")));
 }
 
+TEST_F(CliSimulateTest, a_row_of_the_papers_is_played) {
+  const Words table = {"simulate", "--paper", "table3", "--lengths", "distca/plan/testdata"};
+  const std::string out = succeed(joined(table, {"--rows", "8B 512K pretrain 64"})).out;
+  EXPECT_THAT(out, AllOf(HasSubstr("\n8B 512K pretrain 64 GPUs  1.07-1.20  "),
+                         HasSubstr("released code"), HasSubstr(" of 1 rows, below in ")));
+  EXPECT_THAT(out, Not(HasSubstr("256K pretrain")));
+  EXPECT_THAT(succeed({"simulate", "--paper", "fig3a"}).out,
+              AllOf(HasSubstr("39.7 %"), HasSubstr("points apart")));
+}
+
 }  // namespace
 }  // namespace distca::testing

@@ -103,12 +103,39 @@ constexpr SchedulerEntry kSchedulers[] = {
     wlb_cp_scheduler("wlb-cp16", "groups of 16"),
 };
 
+// These are in no list, so no configuration may name them (baselines.h).
+constexpr LayoutEntry kUnlistedLayouts[] = {
+    {"sequential-exact", "documents in order, cut at any token", exact_layout},
+    {.name = "given-groups",
+     .summary = "groups of workers that the nano-batch says",
+     .make = given_groups_layout,
+     .even_tokens = false},
+};
+constexpr SchedulerEntry kUnlistedSchedulers[] = {
+    {.name = "greedy-original",
+     .summary = "the released planner of the paper",
+     .schedule = schedule_original,
+     .layout = "sequential-exact",
+     .tolerance_ppm = 50'000,
+     .only_this_layout = true},
+    {.name = "all-gather",
+     .summary = "tasks stay, all keys of a document travel to all who hold a part of it",
+     .schedule = schedule_all_gather,
+     .layout = "per-document-cp",
+     .even_tokens = false,
+     .capacities = false},
+};
+
 template <typename Entry>
-const Entry& find(const char* what, std::span<const Entry> entries, std::string_view name) {
+const Entry& find(const char* what, std::span<const Entry> entries, std::span<const Entry> unlisted,
+                  std::string_view name) {
   std::vector<std::string> known;
   for (const Entry& entry : entries) {
     if (entry.name == name) return entry;
     known.emplace_back(entry.name);
+  }
+  for (const Entry& entry : unlisted) {
+    if (entry.name == name) return entry;
   }
   const auto nearest = nearest_word(name, known);
   throw Error(ErrorKind::kPlan, "unknown {} \"{}\": must be one of {}{}", what, name,
@@ -119,9 +146,11 @@ const Entry& find(const char* what, std::span<const Entry> entries, std::string_
 
 std::span<const LayoutEntry> layouts() { return kLayouts; }
 std::span<const SchedulerEntry> schedulers() { return kSchedulers; }
-const LayoutEntry& find_layout(std::string_view name) { return find("layout", layouts(), name); }
+const LayoutEntry& find_layout(std::string_view name) {
+  return find<LayoutEntry>("layout", kLayouts, kUnlistedLayouts, name);
+}
 const SchedulerEntry& find_scheduler(std::string_view name) {
-  return find("scheduler", schedulers(), name);
+  return find<SchedulerEntry>("scheduler", kSchedulers, kUnlistedSchedulers, name);
 }
 
 ValidateOptions checks_of(const SchedulerEntry& scheduler) {

@@ -43,8 +43,9 @@ struct SchedulerEntry {
 std::span<const LayoutEntry> layouts();
 std::span<const SchedulerEntry> schedulers();
 
-/// Both throw Error(kPlan) for an unknown name. The error names the nearest known one and all of
-/// them.
+/// Both know those of the lists, and some more that serve predictions of the paper's tables alone
+/// (baselines/baselines.h). They throw Error(kPlan) for an unknown name. The error names the
+/// nearest one of the list and all of it.
 const LayoutEntry& find_layout(std::string_view name);
 const SchedulerEntry& find_scheduler(std::string_view name);
 

@@ -87,4 +87,39 @@ Layout wlb_cp_layout(const PlanRequest& request, int most_of_group);
 /// Error(kPlan) when a worker ends above max_tokens_per_worker. Time: documents x workers.
 Layout karmarkar_karp_layout(const PlanRequest& request);
 
+// For predictions of the paper's tables and for counting alone. No list has their names, so no
+// configuration can ask for them.
+
+/// Scheduler `greedy-original`: the released planner of the paper (distca/planner/planner.py of its
+/// code). It cuts documents at any token.
+///
+/// An item is a document or a chunk of one: a head and the tail that mirrors it. Receivers, the
+/// largest deficit first, take from servers above their share while they lack more than tolerance x
+/// share: the item with the fewest elements per pair gives its middle-most pairs of (head, tail)
+/// rows, as many as donor, receiver and item allow, cut at any token. The donors' load is bound by
+/// nothing, so max/mean may exceed 1 + tolerance. Workers that hold nothing are receivers, too.
+///
+/// Counts, to choose: Q of the head rows and the keys of the whole document, wherever they are, as
+/// the original does. Ignores: O, the Q of the tail rows, keys already there, capacities, caps,
+/// windows, nodes.
+///
+/// Where the original needs even lengths, rows are counted one by one. Doubles by + - * / only,
+/// ties by the item that came first. Time: moves x items.
+std::vector<Task> schedule_original(const PlanRequest& request, const Layout& layout);
+
+/// Its layout, `sequential-exact`: documents in order fill one worker after another, the mean
+/// number of tokens each (to within one token where it is no integer). A document that does not fit
+/// the rest of a worker is cut: half of what fits from its front, half from its back, and so on
+/// with what is left on the next worker.
+Layout exact_layout(const PlanRequest& request);
+
+/// Scheduler `all-gather`: as `local`, but every task has all keys of its document, as if each
+/// worker gathered those of all that hold a part of it.
+std::vector<Task> schedule_all_gather(const PlanRequest& request, const Layout& layout);
+
+/// Layout `given-groups`: documents of no token divide the nano-batch into groups, one behind the
+/// other. Each group's documents are cut over its workers as per_document_layout() cuts them over
+/// all; the groups have equally many workers (CHECK).
+Layout given_groups_layout(const PlanRequest& request);
+
 }  // namespace distca

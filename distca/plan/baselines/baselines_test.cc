@@ -191,5 +191,23 @@ TEST(Baselines, layouts_that_break_a_promise_are_refused_to_schedulers_that_make
   EXPECT_THAT(refusal(request), HasSubstr("has a layout of its own, wlb"));
 }
 
+TEST(AllGather, every_worker_of_a_given_group_gets_all_keys_of_its_documents) {
+  PlanRequest request = request_for({4096, 0, 1024, 1024}, 4, "all-gather");
+  request.options.layout = "given-groups";
+  const Plan plan = make_plan(request);
+  EXPECT_THAT(violations(plan), IsEmpty());
+  for (const Task& task : plan.tasks) {
+    EXPECT_EQ(task.kv, (Range{0, task.document == 0 ? 4096 : 1024}));
+    EXPECT_EQ(task.server < 2, task.document == 0) << "the first two workers are the first group";
+  }
+  // Each worker of a group lacks one half of all keys.
+  const int64_t key_bytes = request.shape.kv_token_bytes();
+  for (const ServerLoad& load : plan.load)
+    EXPECT_EQ(load.receive_bytes, (load.pairs > 2'000'000 ? 2048 : 1024) * key_bytes);
+  request.options.layout = "per-document-cp";
+  EXPECT_THAT(make_plan(request).load,
+              ::testing::Each(::testing::Field(&ServerLoad::receive_bytes, (4608 * key_bytes))));
+}
+
 }  // namespace
 }  // namespace distca

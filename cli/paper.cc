@@ -1,0 +1,203 @@
+#include "cli/paper.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "distca/base/clock.h"
+#include "distca/base/console.h"
+#include "distca/base/error.h"
+#include "distca/base/text.h"
+#include "distca/forecast/paper_tables.h"
+#include "distca/plan/plan_batch_input.h"
+
+namespace distca::cli {
+namespace {
+
+std::string percent_of(double share) { return fmt::format("{:.1f} %", 100 * share); }
+
+/// "1.07-1.20", "to 1.15".
+std::string range_text(const PaperRange& range) {
+  if (range.least == 0) return fmt::format("to {:.2f}", range.most);
+  return fmt::format("{:.2f}-{:.2f}", range.least, range.most);
+}
+
+std::string factor_text(double factor) {
+  return factor > 0 ? fmt::format("{:.2f}", factor) : std::string("-");
+}
+
+std::string setting_text(const std::optional<PaperArm>& arm) {
+  return arm ? arm->words() : "does not fit";
+}
+
+void print_constants(const Machine& machine) {
+  Table table({"constant", "value", "from"});
+  for (const PaperConstant& one : paper_constants())
+    table.add_row({one.name, one.value, one.source});
+  fmt::print("Played on machine {}, by these constants:\n{}\n", machine.name, table.to_string());
+}
+
+/// Shows what is being played: on one line of a terminal, elsewhere a line every ten seconds.
+class PaperProgress {
+ public:
+  void operator()(const std::string& words) {
+    if (since_shown_.seconds() < (standard_error().is_terminal() ? 0.1 : 10)) return;
+    since_shown_.restart();
+    standard_error().progress(words);
+  }
+
+ private:
+  Stopwatch since_shown_;
+};
+
+std::vector<PaperRow> asked_rows(const std::vector<PaperRow>& all, const std::string& text) {
+  std::vector<PaperRow> rows;
+  for (const PaperRow& row : all) {
+    if (row.name().find(text) != std::string::npos) rows.push_back(row);
+  }
+  DISTCA_THROW_IF(rows.empty(), ErrorKind::kUsage,
+                  "--rows {}: no row has this in its name; one is "
+                  "{}",
+                  text, all[0].name());
+  return rows;
+}
+
+PaperStudy study_of(const PaperArguments& asked, const Machine& machine) {
+  DISTCA_THROW_IF(asked.lengths.empty(), ErrorKind::kUsage,
+                  "--paper {}: give --lengths FOLDER, which has lengths_pretrain.json and "
+                  "lengths_prolong.json, such as distca/plan/testdata",
+                  asked.experiment);
+  return {
+      .machine = machine,
+      .lengths = {{SampleKind::kPretrain, read_lengths(asked.lengths / "lengths_pretrain.json")},
+                  {SampleKind::kProlong, read_lengths(asked.lengths / "lengths_prolong.json")}},
+      .batches = asked.batches,
+      .progress = PaperProgress()};
+}
+
+void print_results(const std::vector<PaperResult>& results, int batches) {
+  const bool has_pipeline = results[0].row.table == PaperTable::kFourDimensions;
+  std::vector<std::string> header = {"row",  "paper",   "its planner", "",
+                                     "ours", "no wait", "even CA",     "WLB-ideal s"};
+  if (has_pipeline) {
+    for (const char* name : {"WLB, P 1, s", "ours, P 1, s", "best/best"}) header.emplace_back(name);
+  }
+  Table table(header), settings({"row", "WLB-ideal", "the paper's planner", "ours"});
+  std::array<int64_t, 3> places{};
+  for (const PaperResult& of : results) {
+    const auto alone = [](const std::optional<PaperArm>& arm) {
+      return arm ? fmt::format("{:.3f}", arm->seconds) : std::string("no room");
+    };
+    const std::optional<int> place = of.place();
+    if (place) ++places[static_cast<size_t>(*place + 1)];
+    const auto bound = [&](double PaperArm::*seconds) {
+      return factor_text(of.ours && of.wlb ? of.wlb->seconds / ((*of.ours).*seconds) : 0);
+    };
+    std::vector<std::string> cells = {of.row.name(),
+                                      range_text(of.row.published),
+                                      factor_text(of.speedup(of.original)),
+                                      !place        ? "?"
+                                      : *place == 0 ? "in"
+                                      : *place < 0  ? "below"
+                                                    : "above",
+                                      factor_text(of.speedup(of.ours)),
+                                      bound(&PaperArm::busy_s),
+                                      bound(&PaperArm::even_attention_s),
+                                      alone(of.wlb)};
+    if (has_pipeline) {
+      cells.push_back(alone(of.wlb_alone));
+      cells.push_back(alone(of.ours_alone));
+      cells.push_back(factor_text(of.best_against_best()));
+    }
+    table.add_row(std::move(cells));
+    settings.add_row(
+        {of.row.name(), setting_text(of.wlb), setting_text(of.original), setting_text(of.ours)});
+  }
+  fmt::print(
+      "WLB-ideal's step over others, {} a row. The bounds are ours: if no rank ever waited, and if "
+      "only core attention were even{}.\n{}\n"
+      "The paper's planner is in the paper's range in {} of {} rows, below in {}, above in {}.\n\n"
+      "Settings: stages P, nano-batches N, context parallelism CP\n{}",
+      batches == 1 ? std::string("1 batch") : fmt::format("{} batches", batches),
+      has_pipeline ? ". P 1: steps without a pipeline; best/best: with or without one" : "",
+      table.to_string(), places[1], results.size(), places[0], places[2], settings.to_string());
+}
+
+void play_all_gathers(const Machine& machine) {
+  Table table({"nodes", "paper", "played", "apart, points"});
+  double most = 0;
+  for (const AllGatherPoint& point : kAllGatherShares) {
+    const double share = all_gather_share(point.nodes, machine);
+    most = std::max(most, std::abs(share - point.published));
+    table.add_row({fmt::format("{}", point.nodes), percent_of(point.published), percent_of(share),
+                   fmt::format("{:+.1f}", 100 * (share - point.published))});
+  }
+  fmt::print(
+      "Figure 3a: the share of all-gathers in a step of per-document context parallelism\n"
+      "{}\nAt most {:.1f} points apart.\n",
+      table.to_string(), 100 * most);
+}
+
+void play_one_stream(const std::vector<PaperRow>& rows, const PaperStudy& study) {
+  Table table({"row", "paper", "one stream longer by", "", "free bytes shorter by"});
+  int64_t inside = 0;
+  for (const PaperRow& row : rows) {
+    const OneStreamCost cost = one_stream_cost(row, study);
+    const double longer = std::round(100 * cost.longer) / 100;
+    const bool is_in = longer >= kOneStream.least && longer <= kOneStream.most;
+    inside += is_in ? 1 : 0;
+    table.add_row({row.name(), "10-17 %", percent_of(cost.longer),
+                   is_in                       ? "in"
+                   : longer < kOneStream.least ? "below"
+                                               : "above",
+                   percent_of(cost.bytes_cost)});
+  }
+  fmt::print(
+      "Figure 11: the paper's planner on one stream, and with messages that take no time for "
+      "their bytes\n{}\nIn the paper's range in {} of {} rows.\n",
+      table.to_string(), inside, rows.size());
+}
+
+/// The rows that figure 11 shows.
+std::vector<PaperRow> figure_11_rows() {
+  std::vector<PaperRow> rows = paper_rows(PaperTable::kThreeDimensions);
+  std::erase_if(rows, [](const PaperRow& row) {
+    return row.data != SampleKind::kPretrain || row.max_document_tokens != 131'072 ||
+           row.gpus > 128;
+  });
+  return rows;
+}
+
+}  // namespace
+
+void play_paper(const PaperArguments& asked, const Machine& machine) {
+  DISTCA_THROW_IF(!machine.phases.empty(), ErrorKind::kConfig,
+                  "--paper with machine {}: its phases were measured for another model; take a "
+                  "machine without such phases",
+                  machine.name);
+  if (asked.experiment == "fig3a") {
+    DISTCA_THROW_IF(!asked.rows.empty() || asked.batches > 1 || !asked.lengths.empty(),
+                    ErrorKind::kUsage,
+                    "--paper fig3a: its documents are alike and it has one batch; leave --rows, "
+                    "--batches and --lengths out");
+    print_constants(machine);
+    return play_all_gathers(machine);
+  }
+  const PaperStudy study = study_of(asked, machine);
+  const bool is_figure = asked.experiment == "fig11";
+  const PaperTable table =
+      asked.experiment == "table3" ? PaperTable::kThreeDimensions : PaperTable::kFourDimensions;
+  const std::vector<PaperRow> rows =
+      asked_rows(is_figure ? figure_11_rows() : paper_rows(table), asked.rows);
+  std::vector<PaperResult> results;
+  print_constants(machine);
+  if (is_figure) return play_one_stream(rows, study);
+  for (const PaperRow& row : rows) results.push_back(play_row(row, study));
+  standard_error().keep_progress();
+  standard_error().finish(kConsolePatience);
+  print_results(results, asked.batches);
+}
+
+}  // namespace distca::cli

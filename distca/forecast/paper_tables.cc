@@ -1,0 +1,331 @@
+#include "distca/forecast/paper_tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <span>
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/base/parallel.h"
+#include "distca/cost/stage_layers.h"
+#include "distca/forecast/find_best.h"
+#include "distca/forecast/simulate_run.h"
+
+namespace distca {
+namespace {
+
+constexpr const char* kOriginal = "greedy-original";
+constexpr const char* kAllGather = "all-gather";
+constexpr double kFreeGbPerS = 1e6;  // the most that a machine may have
+
+/// A step as it is chosen among, before it is known how long it takes.
+struct PaperChoice {
+  Setting setting;
+  int group = 0;  // nodes of WLB-ideal that divide a document; 0 for the others
+  double most_over_mean = 0;
+};
+
+/// The machine with the paper's ways to send. Collectives of tensor parallelism are a part of
+/// linear work: 4 in each layer and pass, by their bytes; this program's own messages inside a node
+/// then take no time. The paper's runtime has such collectives between its phases in every step,
+/// where this program's ping-pong hides them, which would be a gain over WLB-ideal that is not the
+/// planner's. Attention's messages do not queue with others.
+Machine paper_machine(Machine machine, const Config& config) {
+  const double flops = 6 * static_cast<double>(layer_products(config.rank_shape()));
+  const double bytes =
+      8 * static_cast<double>(config.model.hidden_size) * 2 * (kPaperTensor - 1) / kPaperTensor;
+  double& rate = machine.at(MachineNumber::kLinearTflops).value;
+  const double seconds =
+      flops / (rate * 1e12) + bytes / (machine.of(MachineNumber::kInsideGbPerS) * 1e9);
+  rate = 1e-12 * flops / seconds;
+  machine.at(MachineNumber::kInsideGbPerS).value = kFreeGbPerS;
+  machine.at(MachineNumber::kInsideLatencyUs).value = 0;
+  machine.at(MachineNumber::kInOrder).value = 0;
+  machine.at(MachineNumber::kRanksPerNode).value = kPaperTensor;
+  return machine;
+}
+
+/// The configuration of what the setting's scheduler is compared with.
+Config config_for(const PaperRow& row, const Machine& machine, const std::string& scheduler) {
+  Config config = paper_config(row);
+  if (scheduler == kOriginal) {
+    config.plan.tolerance.share = paper_tolerance(row);
+    config.servers.capacity.assign(static_cast<size_t>(row.gpus / kPaperTensor), 1);
+    return config;
+  }
+  if (scheduler == kAllGather) config.plan.layout = "given-groups";
+  config.attention_profile = machine.attention;
+  config.plan.profile = "h200";
+  return config;
+}
+
+Setting setting_of(const PaperRow& row, const std::string& scheduler, int stages,
+                   int64_t nano_batches) {
+  using Keys = Config::Exchange::Keys;
+  Setting setting{.scheduler = scheduler,
+                  .tensor = kPaperTensor,
+                  .stages = stages,
+                  .replicas = row.gpus / kPaperTensor / stages,
+                  .ranks_per_node = kPaperTensor,
+                  .nano_batches = nano_batches,
+                  .nano_batch_tokens = row.tokens() / nano_batches,
+                  .overlap = Overlap::kPingPong};
+  setting.keys = stages > 1               ? Keys::kAuto
+                 : scheduler == kOriginal ? Keys::kRedispatch
+                                          : Keys::kKeep;
+  if (scheduler == kAllGather) {
+    setting.overlap = Overlap::kNone;
+    setting.schedule = PipelineSchedule::kAtHome;
+  }
+  return setting;
+}
+
+/// The most nano-batches that any setting of the row has.
+int64_t finest(const PaperRow& row) {
+  return row.table == PaperTable::kThreeDimensions ? 2 : std::min(kPaperNanoBatches, row.sequences);
+}
+
+std::vector<PaperChoice> choices_of(const PaperRow& row, const std::string& scheduler,
+                                    std::span<const int> stages) {
+  const bool is_wlb = scheduler == kAllGather;
+  const bool has_orders = scheduler == "balanced";
+  std::vector<int64_t> nano_batches = {finest(row)};
+  if (row.table == PaperTable::kFourDimensions) {
+    nano_batches.push_back(finest(row) / 2);
+    nano_batches.push_back(finest(row) / 4);
+  } else if (is_wlb) {
+    nano_batches.push_back(1);
+  }
+  std::vector<PaperChoice> choices;
+  for (const int of : stages) {
+    for (const int64_t count : nano_batches) {
+      if (count < (is_wlb ? 1 : 2) * of) continue;
+      PaperChoice choice{.setting = setting_of(row, scheduler, of, count)};
+      if (!is_wlb) choices.push_back(choice);
+      if (has_orders && of > 1) {
+        choice.setting.outstanding = 2;
+        choices.push_back(choice);
+      }
+      for (const int group : kPaperGroups) {
+        if (!is_wlb || choice.setting.replicas % group != 0) continue;
+        choice.group = group;
+        for (const double most : kPaperMostTokens) {
+          choice.most_over_mean = most;
+          choices.push_back(choice);
+        }
+      }
+    }
+  }
+  return choices;
+}
+
+/// Documents packed over so many workers of `most` tokens (0: the mean), as WLB-LLM packs them.
+Layout wlb_buckets(const NanoBatch& all, int64_t buckets, int64_t most) {
+  PlanRequest request{.nano_batch = all,
+                      .cluster = Cluster::in_place(static_cast<int>(buckets)),
+                      .shape = {},
+                      .options = {.scheduler = "wlb"}};
+  request.cluster.max_tokens_per_worker = most;
+  return make_layout(request);
+}
+
+/// The step as WLB-ideal has it: its documents packed over all micro-batches and groups of nodes.
+/// A micro-batch has groups of like work, and groups have likewise in all micro-batches together.
+/// Micro-batches without a document are left out.
+Batch packed_step(const Batch& step, const PaperChoice& choice) {
+  NanoBatch all = joined(step, 1)[0].nano_batch;
+  const int64_t groups = choice.setting.replicas / choice.group;
+  const int64_t buckets = groups * choice.setting.nano_batches;
+  const double mean = static_cast<double>(all.num_tokens()) / static_cast<double>(buckets);
+  Layout packed;
+  try {
+    packed = wlb_buckets(all, buckets, std::llround(std::ceil(choice.most_over_mean * mean)));
+  } catch (const Error&) {  // some document is longer
+    packed = wlb_buckets(all, buckets, 0);
+  }
+  std::vector<std::pair<int64_t, std::vector<int64_t>>> works;  // pairs, lengths
+  for (const std::vector<Segment>& bucket : packed.workers) {
+    auto& [pairs, lengths] = works.emplace_back();
+    for (const Segment& document : bucket) {
+      lengths.push_back(document.tokens.size());
+      pairs += lengths.back() * lengths.back();
+    }
+  }
+  std::ranges::stable_sort(works, [](const auto& a, const auto& b) { return a.first > b.first; });
+  Batch batch;
+  for (auto first = works.begin(); first != works.end(); first += groups) {
+    if (first->first == 0) break;  // fewer documents than groups
+    if (batch.size() % 2 == 1) std::reverse(first, first + groups);
+    std::vector<int64_t> lengths;
+    for (auto bucket = first; bucket != first + groups; ++bucket) {
+      if (bucket != first) lengths.push_back(0);  // the next group begins
+      lengths.insert(lengths.end(), bucket->second.begin(), bucket->second.end());
+    }
+    batch.push_back({.nano_batch = NanoBatch::from_lengths(lengths), .sources = {}});
+  }
+  return batch;
+}
+
+/// The arms of one row.
+class RowContest {
+ public:
+  RowContest(const PaperRow& row, const PaperStudy& study)
+      : row_(row), study_(study), machine_(paper_machine(study.machine, paper_config(row))) {
+    const int64_t nano_batches = finest(row);
+    const std::vector<Workload> sampled = sample_workloads(
+        study.lengths.at(row.data), {.kind = row.data,
+                                     .count = study.batches * static_cast<int>(nano_batches),
+                                     .ranks = 1,
+                                     .tokens_per_rank = row.tokens() / nano_batches,
+                                     .max_document_tokens = row.max_document_tokens});
+    for (size_t i = 0; i < sampled.size(); ++i) {
+      if (i % static_cast<size_t>(nano_batches) == 0) steps_.emplace_back();
+      steps_.back().push_back({.nano_batch = sampled[i].nano_batch, .sources = {}});
+    }
+  }
+
+  std::optional<PaperArm> best(const std::string& scheduler, std::span<const int> stages) {
+    const std::vector<PaperChoice> choices = choices_of(row_, scheduler, stages);
+    std::vector<Tried> tried(choices.size());
+    size_t ended = 0;
+    std::mutex mutex;
+    for_each_in_parallel(choices.size(), threads_here(), [&](size_t i) {
+      const Batch batch = batch_of(steps_[0], choices[i]);
+      if (std::ssize(batch) == choices[i].setting.nano_batches)  // else it has too few documents
+        tried[i] = try_setting({.config = config_for(row_, machine_, scheduler),
+                                .batch = batch,
+                                .gpus = row_.gpus,
+                                .machine = machine_},
+                               choices[i].setting);
+      const std::lock_guard lock(mutex);
+      if (study_.progress)
+        study_.progress(fmt::format("{}, {}: {} of {} settings", row_.name(), scheduler, ++ended,
+                                    choices.size()));
+    });
+    std::optional<size_t> best;
+    for (size_t i = 0; i < tried.size(); ++i) {
+      if (tried[i].played && (!best || tried[i].played->seconds < tried[*best].played->seconds))
+        best = i;
+    }
+    if (!best) return std::nullopt;
+    PaperChoice choice = choices[*best];
+    choice.setting = tried[*best].played->setting;
+    return played(choice, machine_);
+  }
+
+  const Machine& machine() const { return machine_; }
+
+  PaperArm played(const PaperChoice& choice, const Machine& machine) const {
+    PaperArm arm{
+        .setting = choice.setting, .group = choice.group, .most_over_mean = choice.most_over_mean};
+    const Config config =
+        config_of(config_for(row_, machine, choice.setting.scheduler), choice.setting);
+    for (const Batch& step : steps_) {
+      const SimulatedStep simulated =
+          simulate_step(config, batch_of(step, choice), row_.gpus, machine,
+                        {.sensitivities = false, .plain_packing = false});
+      const auto count = static_cast<double>(steps_.size());
+      arm.seconds += simulated.seconds / count;
+      arm.busy_s += simulated.busy_s / count;
+      arm.even_attention_s += simulated.even_attention_s / count;
+    }
+    return arm;
+  }
+
+ private:
+  static Batch batch_of(const Batch& step, const PaperChoice& choice) {
+    return choice.group > 0 ? packed_step(step, choice) : joined(step, choice.setting.nano_batches);
+  }
+
+  const PaperRow& row_;
+  const PaperStudy& study_;
+  const Machine machine_;
+  std::vector<Batch> steps_;
+};
+
+}  // namespace
+
+std::string PaperArm::words() const {
+  std::string text = fmt::format("P {}, N {}", setting.stages, setting.nano_batches);
+  if (group > 0) text += fmt::format(", CP {}", group);
+  if (most_over_mean > 0) text += fmt::format(", to {:g}", most_over_mean);
+  if (setting.outstanding > 0) text += fmt::format(", {} left", setting.outstanding);
+  if (setting.recompute != Recompute::kNone)
+    text += fmt::format(", {}", recompute_name(setting.recompute));
+  return text;
+}
+
+double PaperResult::speedup(const std::optional<PaperArm>& arm) const {
+  return wlb && arm ? wlb->seconds / arm->seconds : 0;
+}
+
+double PaperResult::best_against_best() const {
+  const auto shorter = [](const std::optional<PaperArm>& a, const std::optional<PaperArm>& b) {
+    if (!a || !b) return a ? a->seconds : b ? b->seconds : 0;
+    return std::min(a->seconds, b->seconds);
+  };
+  const double rival = shorter(wlb, wlb_alone), own = shorter(ours, ours_alone);
+  return own > 0 ? rival / own : 0;
+}
+
+std::optional<int> PaperResult::place() const {
+  const double found = std::round(100 * speedup(original)) / 100;
+  if (found == 0) return std::nullopt;
+  return found < row.published.least ? -1 : found > row.published.most ? 1 : 0;
+}
+
+PaperResult play_row(const PaperRow& row, const PaperStudy& study) {
+  constexpr std::array kAlone = {1};
+  const bool has_pipeline = row.table == PaperTable::kFourDimensions;
+  const std::span<const int> stages =
+      has_pipeline ? std::span<const int>(kPaperStages) : std::span<const int>(kAlone);
+  RowContest contest(row, study);
+  PaperResult result{.row = row,
+                     .wlb = contest.best(kAllGather, stages),
+                     .original = contest.best(kOriginal, stages),
+                     .ours = contest.best("balanced", stages)};
+  if (!has_pipeline) return result;
+  result.wlb_alone = contest.best(kAllGather, kAlone);
+  result.ours_alone = contest.best("balanced", kAlone);
+  return result;
+}
+
+double all_gather_share(int nodes, const Machine& machine) {
+  const int64_t documents = nodes * kAllGatherNodeTokens / kAllGatherDocument;
+  const PaperRow row{.max_document_tokens = kAllGatherDocument,
+                     .sequences = documents,
+                     .gpus = nodes * kPaperTensor};
+  const NanoBatch all = NanoBatch::from_lengths(
+      std::vector<int64_t>(static_cast<size_t>(documents), kAllGatherDocument));
+  Setting setting = setting_of(row, kAllGather, 1, 1);
+  const auto seconds = [&](const char* scheduler) {
+    setting.scheduler = scheduler;
+    const Config config = config_of(config_for(row, machine, scheduler), setting);
+    return simulate_step(config, {{.nano_batch = all, .sources = {}}}, row.gpus,
+                         paper_machine(machine, config),
+                         {.sensitivities = false, .plain_packing = false})
+        .seconds;
+  };
+  const double gathered = seconds(kAllGather);
+  return 1 - seconds("local") / gathered;
+}
+
+OneStreamCost one_stream_cost(const PaperRow& row, const PaperStudy& study) {
+  RowContest contest(row, study);
+  constexpr std::array kAlone = {1};
+  const std::optional<PaperArm> hidden = contest.best(kOriginal, kAlone);
+  DISTCA_THROW_IF(!hidden, ErrorKind::kConfig, "{} does not fit the memory of {}", row.name(),
+                  study.machine.name);
+  PaperChoice one_stream{.setting = hidden->setting};
+  one_stream.setting.overlap = Overlap::kNone;
+  Machine free = contest.machine();
+  free.at(MachineNumber::kBetweenGbPerS).value = kFreeGbPerS;
+  return {.longer = contest.played(one_stream, contest.machine()).seconds / hidden->seconds - 1,
+          .bytes_cost =
+              1 - contest.played({.setting = hidden->setting}, free).seconds / hidden->seconds};
+}
+
+}  // namespace distca

@@ -1,0 +1,73 @@
+#pragma once
+// Plays the experiments of the paper (paper_rows.h) with the plans, programs and prices of this
+// program: the paper's planner, ours, and WLB-ideal, each at its best.
+//
+//     const PaperStudy study{.machine = machine_by_name("h200"), .lengths = lengths, .batches = 1};
+//     const PaperResult result = play_row(paper_rows(PaperTable::kFourDimensions)[0], study);
+//
+// A setting is chosen by the row's first batch, as --find-best chooses (memory first), and played
+// with all. Any thread may call the functions; `progress` is called by one thread at a time.
+
+#include <array>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "distca/cost/machine.h"
+#include "distca/forecast/paper_rows.h"
+#include "distca/forecast/training_setting.h"
+
+namespace distca {
+
+struct PaperStudy {
+  Machine machine;
+  std::map<SampleKind, std::vector<int64_t>> lengths;  // [documents] as listed, not yet sampled
+  int batches = 1;
+  /// How far it is, in words.
+  std::function<void(const std::string& words)> progress = {};
+};
+
+/// A way to train, at its best setting. Times are means over the batches.
+struct PaperArm {
+  Setting setting;
+  int group = 0;              // WLB-ideal: nodes that divide a document
+  double most_over_mean = 0;  // WLB-ideal: of kPaperMostTokens
+  double seconds = 0;
+  double busy_s = 0;            // SimulatedStep::busy_s
+  double even_attention_s = 0;  // SimulatedStep::even_attention_s
+  std::string words() const;    // "P 2, N 16, CP 4, selective"
+};
+
+/// Arms are not set where nothing fits the memory.
+struct PaperResult {
+  PaperRow row;
+  std::optional<PaperArm> wlb, original, ours;
+  /// Table 4 only: with no pipeline.
+  std::optional<PaperArm> wlb_alone, ours_alone;
+
+  /// WLB-ideal over an arm; 0 if one of them is not set.
+  double speedup(const std::optional<PaperArm>& arm) const;
+  /// WLB-ideal over ours, each with a pipeline or without.
+  double best_against_best() const;
+  /// -1, 0 or 1: the paper's planner is below, in or above the published range, rounded to
+  /// hundredths as that is. Not set if it is not known.
+  std::optional<int> place() const;
+};
+
+/// Throws as simulate_step() and sample_workloads() do.
+PaperResult play_row(const PaperRow& row, const PaperStudy& study);
+
+/// Figure 3a: what all-gathers add to a step, over the step. The same documents, each whole on a
+/// node, are the step without them.
+double all_gather_share(int nodes, const Machine& machine);
+
+/// Figure 11, of a row of table 3: how much longer the step of the paper's planner is on one
+/// stream, and how much shorter with messages that take no time for their bytes.
+struct OneStreamCost {
+  double longer = 0, bytes_cost = 0;
+};
+OneStreamCost one_stream_cost(const PaperRow& row, const PaperStudy& study);
+
+}  // namespace distca
