@@ -3,10 +3,12 @@
 
     bench/report.py --out FILE.jsonl bench/predicted.py --program build/release/distca --data data/stdlib [--only TEXT]
 
-`distca profile --machine` measures what operations and messages take; `distca simulate` predicts the steps of every
-configuration below; the predictions are written, with their hash, before the first run; then `distca train` runs all
-configurations, one after the other, --rounds times. Two ranks on two quiet cores. The limited wires need root (network
-namespaces, a token bucket in each direction). Prints a header and a line a measurement, for bench/report.py.
+Configurations are in groups. Of each group, `distca profile --machine` measures what operations and messages take; `distca
+simulate` predicts the steps of its configurations; the predictions are written, with their hash, before the first run; then
+`distca train` runs the configurations, one after the other, --rounds times. A core's speed drifts by as much as 25 % within
+minutes on rented machines, so prices are measured right before what they predict. Two ranks on two quiet cores. The
+limited wires need root (network namespaces, a token bucket in each direction). Prints a header and a line a measurement,
+for bench/report.py.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from typing import NamedTuple
 
 import python_wire as wires
 
@@ -29,46 +32,63 @@ PIPELINE = {"parallel.pipeline_model_parallel_size": 2, "batch.nano_batches": 8}
 STEPS = 4  # the first, which warms up, does not count
 
 
-def steps(tokens, scheduler="balanced", overlap="ping-pong", wire=None, machine="plain", **others):
-    """A configuration: what is given to `distca train`, the wire in MB/s, and whose prices predict it."""
+def steps(tokens, scheduler="balanced", overlap="ping-pong", **others):
+    """What is given to `distca train`."""
     keys = MODEL | {"batch.nano_batches": 2, "batch.nano_batch_tokens": tokens, "batch.max_document_tokens": tokens,
                     "plan.scheduler": scheduler, "train.overlap": overlap, "train.steps": STEPS}
-    return {"keys": keys | {name.replace("__", "."): value for name, value in others.items()}, "wire": wire,
-            "machine": f"short, {wire} MB/s" if wire else machine}
+    return keys | {name.replace("__", "."): value for name, value in others.items()}
 
 
 def pipeline(tokens, outstanding):
-    return steps(tokens, machine="pipeline", **PIPELINE, parallel__outstanding_weight_gradients=outstanding)
+    return steps(tokens, **PIPELINE, parallel__outstanding_weight_gradients=outstanding)
 
 
-CONFIGURATIONS = {
-    "none, local, 8K": steps(8192, "local", "none"),
-    "none, greedy, 8K": steps(8192, "greedy", "none"),
-    "none, balanced, 16K": steps(16384, "balanced", "none"),
-    "within, local, 4K": steps(4096, "local", "within"),
-    "within, greedy, 8K": steps(8192, "greedy", "within"),
-    "within, balanced, 16K": steps(16384, "balanced", "within"),
-    "ping-pong, local, 16K": steps(16384, "local"),
-    "ping-pong, greedy, 4K": steps(4096, "greedy"),
-    "ping-pong, balanced, 8K": steps(8192),
-    "ping-pong, balanced, 16K": steps(16384),
-    "none, balanced, 8K, 25 MB/s": steps(8192, "balanced", "none", wire=25),
-    "ping-pong, balanced, 8K, 25 MB/s": steps(8192, wire=25),
-    "within, balanced, 8K, 60 MB/s": steps(8192, "balanced", "within", wire=60),
-    "ping-pong, balanced, 8K, 60 MB/s": steps(8192, wire=60),
-    "two stages, 8K": pipeline(8192, 0),
-    "two stages, weight gradients wait, 8K": pipeline(8192, 2),
-    "two stages, weight gradients wait, 4K": pipeline(4096, 1),
-    "ZeRO-1, 8K": steps(8192, parallel__use_distributed_optimizer="true"),
-    "full recomputation, 8K": steps(8192, train__recompute="full"),
-    "two ranks divide layers, 8K": steps(8192, machine="tensor", parallel__tensor_model_parallel_size=2),
+class Group(NamedTuple):
+    """Configurations by name that the prices of one measurement predict, and how that is made."""
+
+    configurations: dict
+    tokens: int = 8192  # the most of a nano-batch
+    others: dict = {}  # keys
+    wire: int = 0  # MB/s; 0 is the loopback interface
+
+
+GROUPS = {
+    "up to 8K": Group({
+        "none, local, 8K": steps(8192, "local", "none"),
+        "none, greedy, 8K": steps(8192, "greedy", "none"),
+        "within, greedy, 8K": steps(8192, "greedy", "within"),
+        "within, local, 4K": steps(4096, "local", "within"),
+        "ping-pong, greedy, 4K": steps(4096, "greedy"),
+        "ping-pong, balanced, 8K": steps(8192),
+    }),
+    "16K": Group({
+        "none, balanced, 16K": steps(16384, "balanced", "none"),
+        "within, balanced, 16K": steps(16384, "balanced", "within"),
+        "ping-pong, local, 16K": steps(16384, "local"),
+        "ping-pong, balanced, 16K": steps(16384),
+    }, tokens=16384),
+    "25 MB/s": Group({
+        "none, balanced, 8K, 25 MB/s": steps(8192, "balanced", "none"),
+        "ping-pong, balanced, 8K, 25 MB/s": steps(8192),
+    }, wire=25),
+    "60 MB/s": Group({
+        "within, balanced, 8K, 60 MB/s": steps(8192, "balanced", "within"),
+        "ping-pong, balanced, 8K, 60 MB/s": steps(8192),
+    }, wire=60),
+    # Prices do not depend on how many nano-batches there are, but the time to measure them does.
+    "pipeline": Group({
+        "two stages, 8K": pipeline(8192, 0),
+        "two stages, weight gradients wait, 8K": pipeline(8192, 2),
+        "two stages, weight gradients wait, 4K": pipeline(4096, 1),
+    }, others=PIPELINE | {"batch.nano_batches": 4, "parallel.outstanding_weight_gradients": 2}),
+    "memory": Group({
+        "ZeRO-1, 8K": steps(8192, parallel__use_distributed_optimizer="true"),
+        "full recomputation, 8K": steps(8192, train__recompute="full"),
+    }),
+    "tensor": Group({
+        "two ranks divide layers, 8K": steps(8192, parallel__tensor_model_parallel_size=2),
+    }, others={"parallel.tensor_model_parallel_size": 2}),
 }
-MEMORY_OF = ("none, local, 8K", "ping-pong, balanced, 16K", "two stages, 8K", "full recomputation, 8K")
-# What a machine is measured for: the most tokens of a nano-batch, and other keys. Prices do not depend on how many
-# nano-batches there are, but the time to measure them does.
-GRIDS = {"plain": (16384, {}), "short": (8192, {}),
-         "pipeline": (8192, PIPELINE | {"batch.nano_batches": 4, "parallel.outstanding_weight_gradients": 2}),
-         "tensor": (8192, {"parallel.tensor_model_parallel_size": 2})}
 
 
 def words(keys):
@@ -106,30 +126,41 @@ class Runner:
             sys.exit(f"{' '.join(map(str, arguments))}: {errors}")
         return ""
 
-    def machine(self, name, wire):
-        """The file of what was measured with these ranks and this wire."""
-        file = self.folder / f"{name} {wire}.json"
-        tokens, others = GRIDS[name]
-        keys = MODEL | {"batch.nano_batches": 2, "batch.nano_batch_tokens": tokens,
-                        "batch.max_document_tokens": tokens} | others
-        self.ranks(wire, "profile", "--machine", "--seconds", self.options.seconds, "--out", file, *words(keys), *self.own)
+    def machine(self, name, group):
+        """The file of what was measured for a group."""
+        file = self.folder / f"{name.replace('/', ' ')}.json"
+        keys = MODEL | {"batch.nano_batches": 2, "batch.nano_batch_tokens": group.tokens,
+                        "batch.max_document_tokens": group.tokens} | group.others
+        self.ranks(group.wire, "profile", "--machine", "--seconds", self.options.seconds, "--out", file, *words(keys),
+                   *self.own)
         return file
 
-    def predict(self, configuration, file):
+    def predict(self, keys, file):
         """Of each step that counts: seconds, the hash of its plans, and the largest peak of a rank's tensors."""
         found = []
         for step in range(2, STEPS + 1):
             json_of = json.loads(self.call("simulate", "--workers", 2, "--machine", file, "--step", step, "--json",
-                                           *words(configuration["keys"]), *self.own))
+                                           *words(keys), *self.own))
             found.append({"step": step, "s": json_of["step_s"], "plan_hash": json_of["plan_hash"],
                           "peak_bytes": max(stage["peak_bytes"] for stage in json_of["stages"])})
         return found
 
-    def measure(self, configuration):
-        self.ranks(configuration["wire"], "train", *words(configuration["keys"]), *self.own)
+    def measure(self, keys, wire):
+        self.ranks(wire, "train", *words(keys), *self.own)
         lines = [json.loads(line) for line in (self.folder / "run/metrics.jsonl").read_text().splitlines()]
         return [{"step": line["step"], "s": line["step_s"], "plan_hash": line["plan_hash"],
                  "peak_bytes": max(line["peak_bytes"])} for line in lines[1:]]
+
+    def play(self, name, group):
+        """Measures the machine, predicts, and runs a group."""
+        file = self.machine(name, group)
+        say(line="machine", of=name, file=json.loads(file.read_text()), at=now())
+        predicted = {one: self.predict(keys, file) for one, keys in group.configurations.items()}
+        text = json.dumps(predicted, sort_keys=True)
+        say(line="predicted", of=name, sha256=hashlib.sha256(text.encode()).hexdigest(), steps=predicted, at=now())
+        for number in range(self.options.rounds):
+            for one, keys in group.configurations.items():
+                say(line="run", of=name, round=number, name=one, steps=self.measure(keys, group.wire), at=now())
 
 
 def header(options, chosen):
@@ -139,7 +170,12 @@ def header(options, chosen):
     return {"line": "head", "bench": "predicted", "date": datetime.date.today().isoformat(), "commit": commit,
             "machine": next(line.split(": ")[1] for line in info.splitlines() if line.startswith("model name")),
             "build": "Release", "compiler": f"Python {platform.python_version()}", "torch": "", "model": MODEL,
-            "steps": STEPS, "rounds": options.rounds, "seconds": options.seconds, "configurations": list(chosen)}
+            "steps": STEPS, "rounds": options.rounds, "seconds": options.seconds,
+            "configurations": [name for group in chosen.values() for name in group.configurations]}
+
+
+def now():
+    return datetime.datetime.now().isoformat(timespec="seconds")
 
 
 def say(**line):
@@ -152,29 +188,18 @@ def main():
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("data/stdlib"), help="a data set of bytes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=60, help="of distca profile --machine")
-    parser.add_argument("--only", default="", help="configurations whose names have this text")
+    parser.add_argument("--only", default="", help="groups whose names have this text")
     options = parser.parse_args()
     options.program = str(options.program.resolve())
-    chosen = {name: one for name, one in CONFIGURATIONS.items() if options.only in name}
+    chosen = {name: group for name, group in GROUPS.items() if options.only in name}
     if not chosen:
-        sys.exit(f"no configuration has {options.only!r} in its name: {', '.join(CONFIGURATIONS)}")
+        sys.exit(f"no group has {options.only!r} in its name: {', '.join(GROUPS)}")
     say(**header(options, chosen))
-    needs_wire = any(one["wire"] for one in chosen.values())
+    needs_wire = any(group.wire for group in chosen.values())
     with tempfile.TemporaryDirectory() as folder, wires.namespaces() if needs_wire else contextlib.nullcontext():
         runner = Runner(options, pathlib.Path(folder))
-        files = {}
-        for one in chosen.values():
-            if one["machine"] not in files:
-                files[one["machine"]] = runner.machine(one["machine"].partition(",")[0], one["wire"])
-                say(line="machine", of=one["machine"], file=json.loads(files[one["machine"]].read_text()))
-        predicted = {name: runner.predict(one, files[one["machine"]]) for name, one in chosen.items()}
-        text = json.dumps(predicted, sort_keys=True)
-        say(line="predicted", sha256=hashlib.sha256(text.encode()).hexdigest(), steps=predicted,
-            at=datetime.datetime.now().isoformat(timespec="seconds"))
-        for number in range(options.rounds):
-            for name, one in chosen.items():
-                say(line="run", round=number, name=name, steps=runner.measure(one),
-                    at=datetime.datetime.now().isoformat(timespec="seconds"))
+        for name, group in chosen.items():
+            runner.play(name, group)
 
 
 if __name__ == "__main__":

@@ -28,18 +28,22 @@ def hashes(steps):
 
 
 def predicted(out, head, lines):
-    said = of(lines, "predicted")[0]
-    text = json.dumps(said["steps"], sort_keys=True)
     runs = {name: [line for line in of(lines, "run") if line["name"] == name] for name in head["configurations"]}
     out.say(TEXT.format(most_spread=MOST_SPREAD, **head))
-    is_right = hashlib.sha256(text.encode()).hexdigest() == said["sha256"]
-    out.say(f"predictions of {said['at']}, sha256 {said['sha256'][:16]}{'' if is_right else ', NOT that of the predictions'}; "
-            f"the first run ended at {min(line['at'] for line in of(lines, 'run'))}\n")
+    predictions = {}
+    for said in of(lines, "predicted"):
+        predictions |= said["steps"]
+        text = json.dumps(said["steps"], sort_keys=True)
+        is_right = hashlib.sha256(text.encode()).hexdigest() == said["sha256"]
+        first_end = min((run["at"] for run in of(lines, "run") if run["of"] == said["of"]), default="never")
+        out.say(f"{said['of']}: predicted at {said['at']}, sha256 {said['sha256'][:16]}"
+                f"{'' if is_right else ', NOT that of the predictions'}; its first run ended at {first_end}")
+    out.say("")
     rows, errors, memory = [], [], []
     for name, all_of in runs.items():
         if not all_of:
             continue
-        steps = said["steps"][name]
+        steps = predictions[name]
         if any(hashes(run["steps"]) != hashes(steps) for run in all_of):
             raise ValueError(f"{name}: the plans that ran are not those that were predicted")
         times = [sums(run["steps"]) for run in all_of]
