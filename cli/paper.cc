@@ -28,8 +28,8 @@ std::string factor_text(double factor) {
   return factor > 0 ? fmt::format("{:.2f}", factor) : std::string("-");
 }
 
-std::string setting_text(const std::optional<PaperArm>& arm) {
-  return arm ? arm->words() : "does not fit";
+std::string setting_text(const std::optional<PaperBest>& best) {
+  return best ? best->words() : "does not fit";
 }
 
 void print_constants(const Machine& machine) {
@@ -87,12 +87,12 @@ void print_results(const std::vector<PaperResult>& results, int batches) {
   Table table(header), settings({"row", "WLB-ideal", "the paper's planner", "ours"});
   std::array<int64_t, 3> places{};
   for (const PaperResult& of : results) {
-    const auto alone = [](const std::optional<PaperArm>& arm) {
-      return arm ? fmt::format("{:.3f}", arm->seconds) : std::string("no room");
+    const auto alone = [](const std::optional<PaperBest>& best) {
+      return best ? fmt::format("{:.3f}", best->seconds) : std::string("no room");
     };
     const std::optional<int> place = of.place();
     if (place) ++places[static_cast<size_t>(*place + 1)];
-    const auto bound = [&](double PaperArm::*seconds) {
+    const auto bound = [&](double PaperBest::*seconds) {
       return factor_text(of.ours && of.wlb ? of.wlb->seconds / ((*of.ours).*seconds) : 0);
     };
     std::vector<std::string> cells = {of.row.name(),
@@ -103,8 +103,8 @@ void print_results(const std::vector<PaperResult>& results, int batches) {
                                       : *place < 0  ? "below"
                                                     : "above",
                                       factor_text(of.speedup(of.ours)),
-                                      bound(&PaperArm::busy_s),
-                                      bound(&PaperArm::even_attention_s),
+                                      bound(&PaperBest::busy_s),
+                                      bound(&PaperBest::even_attention_s),
                                       alone(of.wlb)};
     if (has_pipeline) {
       cells.push_back(alone(of.wlb_alone));

@@ -99,7 +99,10 @@ class BestSearch {
       try_together(begin, end);
       begin = end;
     }
-    if (found_.contestant.is_ours()) try_other_divisions();
+    if (found_.contestant.is_ours()) {
+      try_finer();
+      try_other_divisions();
+    }
     for (const Candidate& candidate : candidates_) found_.ruled_out += candidate.has_ended ? 0 : 1;
     return std::move(found_);
   }
@@ -123,6 +126,20 @@ class BestSearch {
       report(candidates_.size() - end);
     });
     for (size_t i = 0; i < tried.size(); ++i) take(candidates_[begin + i], tried[i]);
+  }
+
+  /// The best settings once more, more evenly.
+  void try_finer() {
+    size_t begin = candidates_.size();
+    for (const PlayedSetting& played : found_.best) {
+      if (const auto finer = with_fine_tolerance(request_.config, played.setting))
+        candidates_.push_back({.setting = *finer});
+    }
+    found_.settings = std::ssize(candidates_);
+    for (size_t end = begin; begin < candidates_.size(); begin = end) {
+      end = std::min(begin + kTriedTogether, candidates_.size());
+      try_together(begin, end);
+    }
   }
 
   void report(size_t left) {

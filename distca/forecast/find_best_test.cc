@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -53,15 +54,28 @@ std::vector<double> seconds_of_best(const Found& found) {
   return seconds;
 }
 
-/// The shortest steps of all settings, each of which is predicted.
+/// The shortest steps of all settings, each of which is predicted; ours then also more evenly.
 std::vector<double> by_brute_force(const BestRequest& request, const Contestant& contestant) {
-  std::vector<double> seconds;
-  for (const Setting& setting : all_settings(request, contestant)) {
-    const Tried tried = try_setting(request, setting);
-    if (tried.played) seconds.push_back(tried.played->seconds);
+  const size_t wanted = contestant.is_ours() ? request.wanted : 1;
+  std::vector<PlayedSetting> all;
+  const auto predict = [&](const std::vector<Setting>& settings) {
+    for (const Setting& setting : settings) {
+      const Tried tried = try_setting(request, setting);
+      if (tried.played) all.push_back(*tried.played);
+    }
+    std::ranges::stable_sort(all, {}, &PlayedSetting::seconds);
+    all.resize(std::min(all.size(), wanted));
+  };
+  predict(all_settings(request, contestant));
+  std::vector<Setting> finer;
+  for (const PlayedSetting& played : all) {
+    if (!contestant.is_ours()) continue;
+    if (const auto setting = with_fine_tolerance(request.config, played.setting))
+      finer.push_back(*setting);
   }
-  std::ranges::sort(seconds);
-  seconds.resize(std::min(seconds.size(), contestant.is_ours() ? request.wanted : 1));
+  predict(finer);
+  std::vector<double> seconds;
+  for (const PlayedSetting& played : all) seconds.push_back(played.seconds);
   return seconds;
 }
 
@@ -173,18 +187,26 @@ TEST(FindBest, words_make_the_configuration_of_a_setting) {
   }
 }
 
-TEST(FindBest, ours_also_has_a_finer_tolerance) {
+TEST(FindBest, the_best_of_ours_are_also_evened_further) {
   BestRequest request = small_request();
-  const auto finer = [&](const Contestant& contestant) {
-    return std::ranges::count(all_settings(request, contestant), kFineTolerance,
-                              &Setting::tolerance);
-  };
-  // Every setting but those of a server alone, which are T = 4 with three numbers of nano-batches,
-  // two of them with two orders.
-  EXPECT_EQ(2 * finer(contestants()[0]) + 5, std::ssize(all_settings(request, contestants()[0])));
-  EXPECT_EQ(finer(contestants()[1]), 0);
+  Setting setting = all_settings(request, contestants()[0]).front();
+  const Setting first = setting;
+  setting.recompute = Recompute::kFull;
+  setting.keys = Config::Exchange::Keys::kRedispatch;
+  const std::optional<Setting> finer = with_fine_tolerance(request.config, setting);
+  ASSERT_TRUE(finer);
+  EXPECT_EQ(finer->tolerance, kFineTolerance);
+  EXPECT_EQ(finer->recompute, first.recompute);
+  EXPECT_EQ(finer->keys, first.keys);
+  EXPECT_EQ(config_of(request.config, *finer).plan.tolerance.share, kFineTolerance);
+  setting.stages = setting.replicas = 1;
+  EXPECT_FALSE(with_fine_tolerance(request.config, setting)) << "a server alone";
   request.config.plan.tolerance = {.share = kFineTolerance};
-  EXPECT_EQ(finer(contestants()[0]), 0) << "it is the configuration's";
+  EXPECT_FALSE(with_fine_tolerance(request.config, first)) << "it is the configuration's";
+  const int64_t settings = std::ssize(all_settings(request, contestants()[0]));
+  EXPECT_EQ(find_best(request)[0].settings, settings);
+  request.config.plan.tolerance = {};
+  EXPECT_GT(find_best(request)[0].settings, settings);
 }
 
 TEST(FindBest, full_recomputation_is_told_from_other_linear_work) {

@@ -169,7 +169,7 @@ Batch packed_step(const Batch& step, const PaperChoice& choice) {
   return batch;
 }
 
-/// The arms of one row.
+/// Plays the ways to train of one row.
 class RowContest {
  public:
   RowContest(const PaperRow& row, const PaperStudy& study)
@@ -187,7 +187,7 @@ class RowContest {
     }
   }
 
-  std::optional<PaperArm> best(const std::string& scheduler, std::span<const int> stages) {
+  std::optional<PaperBest> best(const std::string& scheduler, std::span<const int> stages) {
     const std::vector<PaperChoice> choices = choices_of(row_, scheduler, stages);
     std::vector<Tried> tried(choices.size());
     size_t ended = 0;
@@ -218,8 +218,8 @@ class RowContest {
 
   const Machine& machine() const { return machine_; }
 
-  PaperArm played(const PaperChoice& choice, const Machine& machine) const {
-    PaperArm arm{
+  PaperBest played(const PaperChoice& choice, const Machine& machine) const {
+    PaperBest best{
         .setting = choice.setting, .group = choice.group, .most_over_mean = choice.most_over_mean};
     const Config config =
         config_of(config_for(row_, machine, choice.setting.scheduler), choice.setting);
@@ -228,11 +228,11 @@ class RowContest {
           simulate_step(config, batch_of(step, choice), row_.gpus, machine,
                         {.sensitivities = false, .plain_packing = false});
       const auto count = static_cast<double>(steps_.size());
-      arm.seconds += simulated.seconds / count;
-      arm.busy_s += simulated.busy_s / count;
-      arm.even_attention_s += simulated.even_attention_s / count;
+      best.seconds += simulated.seconds / count;
+      best.busy_s += simulated.busy_s / count;
+      best.even_attention_s += simulated.even_attention_s / count;
     }
-    return arm;
+    return best;
   }
 
  private:
@@ -248,7 +248,7 @@ class RowContest {
 
 }  // namespace
 
-std::string PaperArm::words() const {
+std::string PaperBest::words() const {
   std::string text = fmt::format("P {}, N {}", setting.stages, setting.nano_batches);
   if (group > 0) text += fmt::format(", CP {}", group);
   if (most_over_mean > 0) text += fmt::format(", to {:g}", most_over_mean);
@@ -258,17 +258,17 @@ std::string PaperArm::words() const {
   return text;
 }
 
-double PaperResult::speedup(const std::optional<PaperArm>& arm) const {
-  return wlb && arm ? wlb->seconds / arm->seconds : 0;
+double PaperResult::speedup(const std::optional<PaperBest>& best) const {
+  return wlb && best ? wlb->seconds / best->seconds : 0;
 }
 
 double PaperResult::best_against_best() const {
-  const auto shorter = [](const std::optional<PaperArm>& a, const std::optional<PaperArm>& b) {
+  const auto shorter = [](const std::optional<PaperBest>& a, const std::optional<PaperBest>& b) {
     if (!a || !b) return a ? a->seconds : b ? b->seconds : 0;
     return std::min(a->seconds, b->seconds);
   };
-  const double rival = shorter(wlb, wlb_alone), own = shorter(ours, ours_alone);
-  return own > 0 ? rival / own : 0;
+  const double other = shorter(wlb, wlb_alone), own = shorter(ours, ours_alone);
+  return own > 0 ? other / own : 0;
 }
 
 std::optional<int> PaperResult::place() const {
@@ -316,7 +316,7 @@ double all_gather_share(int nodes, const Machine& machine) {
 OneStreamCost one_stream_cost(const PaperRow& row, const PaperStudy& study) {
   RowContest contest(row, study);
   constexpr std::array kAlone = {1};
-  const std::optional<PaperArm> hidden = contest.best(kOriginal, kAlone);
+  const std::optional<PaperBest> hidden = contest.best(kOriginal, kAlone);
   DISTCA_THROW_IF(!hidden, ErrorKind::kConfig, "{} does not fit the memory of {}", row.name(),
                   study.machine.name);
   PaperChoice one_stream{.setting = hidden->setting};

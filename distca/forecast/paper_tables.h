@@ -30,7 +30,7 @@ struct PaperStudy {
 };
 
 /// A way to train, at its best setting. Times are means over the batches.
-struct PaperArm {
+struct PaperBest {
   Setting setting;
   int group = 0;              // WLB-ideal: nodes that divide a document
   double most_over_mean = 0;  // WLB-ideal: of kPaperMostTokens
@@ -40,15 +40,15 @@ struct PaperArm {
   std::string words() const;    // "P 2, N 16, CP 4, selective"
 };
 
-/// Arms are not set where nothing fits the memory.
+/// A way to train is not set where nothing fits the memory.
 struct PaperResult {
   PaperRow row;
-  std::optional<PaperArm> wlb, original, ours;
+  std::optional<PaperBest> wlb, original, ours;
   /// Table 4 only: with no pipeline.
-  std::optional<PaperArm> wlb_alone, ours_alone;
+  std::optional<PaperBest> wlb_alone, ours_alone;
 
-  /// WLB-ideal over an arm; 0 if one of them is not set.
-  double speedup(const std::optional<PaperArm>& arm) const;
+  /// WLB-ideal over a way to train; 0 if one of them is not set.
+  double speedup(const std::optional<PaperBest>& best) const;
   /// WLB-ideal over ours, each with a pipeline or without.
   double best_against_best() const;
   /// -1, 0 or 1: the paper's planner is below, in or above the published range, rounded to

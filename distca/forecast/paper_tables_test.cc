@@ -46,17 +46,17 @@ TEST(PaperTables, the_share_of_all_gathers_is_near_the_papers) {
     EXPECT_NEAR(all_gather_share(point.nodes, machine), point.published, .03) << point.nodes;
 }
 
-TEST(PaperTables, arms_of_a_row_are_within_their_bounds) {
+TEST(PaperTables, settings_of_a_row_are_within_their_bounds) {
   const PaperResult result =
       play_row(row_of(PaperTable::kThreeDimensions, "8B 512K pretrain 64 GPUs"), small_study());
   ASSERT_TRUE(result.wlb && result.original && result.ours);
   EXPECT_FALSE(result.wlb_alone);
   EXPECT_GT(result.wlb->group, 1) << "a document of 512K is too much for one node";
   EXPECT_GT(result.speedup(result.original), 1);
-  for (const std::optional<PaperArm>& arm : {result.wlb, result.original, result.ours}) {
-    EXPECT_GT(arm->seconds, arm->busy_s);
+  for (const std::optional<PaperBest>& best : {result.wlb, result.original, result.ours}) {
+    EXPECT_GT(best->seconds, best->busy_s);
     // Products and pairs are equal; short shards are less efficient.
-    EXPECT_NEAR(arm->busy_s / result.ours->busy_s, 1, .03);
+    EXPECT_NEAR(best->busy_s / result.ours->busy_s, 1, .03);
   }
   EXPECT_EQ(result.best_against_best(), result.speedup(result.ours));
 }
@@ -72,8 +72,8 @@ TEST(PaperTables, one_stream_takes_longer_and_free_bytes_do_not) {
 
 TEST(PaperTables, a_place_is_by_hundredths) {
   PaperResult result{.row = {.published = {1.07, 1.20}},
-                     .wlb = PaperArm{.seconds = 1.2},
-                     .original = PaperArm{.seconds = 1}};
+                     .wlb = PaperBest{.seconds = 1.2},
+                     .original = PaperBest{.seconds = 1}};
   EXPECT_EQ(result.place(), 0);
   result.original->seconds = 1.2 / 1.066;  // shown as 1.07
   EXPECT_EQ(result.place(), 0);

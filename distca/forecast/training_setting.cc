@@ -78,14 +78,8 @@ std::vector<int64_t> packed_tokens(const Setting& setting) {
   return {0, static_cast<int64_t>(std::ceil(kPackedTokens * mean))};
 }
 
-/// Values of Setting::tolerance. A server alone has nothing to even.
-std::vector<double> tolerances_of(const Contestant& contestant, const Config& config,
-                                  const Setting& setting) {
-  if (!contestant.is_ours() || config.plan.tolerance.share == kFineTolerance ||
-      setting.stages * setting.replicas == 1)
-    return {0};
-  return {0, kFineTolerance};
-}
+/// Setting::keys of the first of its reliefs. In a pipeline keys travel again in any case.
+Keys first_keys(int64_t stages) { return stages == 1 ? Keys::kKeep : Keys::kAuto; }
 
 constexpr std::array kWlbGroups = {2, 4, 8, 16};
 
@@ -135,7 +129,7 @@ std::vector<Setting> settings_of(const Contestant& contestant, const Config& con
       one.tensor = static_cast<int>(tensor);
       one.stages = static_cast<int>(stages);
       one.replicas = space.gpus / one.tensor / one.stages;
-      one.keys = stages == 1 ? Keys::kKeep : Keys::kAuto;
+      one.keys = first_keys(stages);
       one.scheduler = contestant.schedulers.front();
       one.nano_batches = 1;
       one.nano_batch_tokens = tokens;
@@ -148,17 +142,24 @@ std::vector<Setting> settings_of(const Contestant& contestant, const Config& con
           one.scheduler = scheduler;
           for (const int64_t max_tokens : packed_tokens(one)) {
             one.max_tokens = max_tokens;
-            for (const double tolerance : tolerances_of(contestant, config, one)) {
-              one.tolerance = tolerance;
-              const std::vector<Setting> orders = orders_of(contestant, one);
-              settings.insert(settings.end(), orders.begin(), orders.end());
-            }
+            const std::vector<Setting> orders = orders_of(contestant, one);
+            settings.insert(settings.end(), orders.begin(), orders.end());
           }
         }
       }
     }
   }
   return settings;
+}
+
+std::optional<Setting> with_fine_tolerance(const Config& config, const Setting& setting) {
+  if (config.plan.tolerance.share == kFineTolerance || setting.stages * setting.replicas == 1)
+    return {};  // it has it, or has nothing to even
+  Setting finer = setting;
+  finer.tolerance = kFineTolerance;
+  finer.recompute = Recompute::kNone;
+  finer.keys = first_keys(setting.stages);
+  return finer;
 }
 
 std::vector<Setting> reliefs_of(const Setting& setting) {
@@ -168,7 +169,6 @@ std::vector<Setting> reliefs_of(const Setting& setting) {
     reliefs.back().recompute = recompute;
     reliefs.back().keys = keys;
   };
-  // In a pipeline keys travel again in any case.
   const bool is_pipeline = setting.stages > 1;
   add(Recompute::kNone, setting.keys);
   add(Recompute::kSelective, setting.keys);

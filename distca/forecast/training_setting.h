@@ -10,6 +10,7 @@
 // Plain values; any thread may call the functions.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -63,15 +64,18 @@ int64_t most_nano_batches(const BatchOptions& batch);
 /// All settings of a contestant that the configuration's model allows, always in the same order,
 /// with the first of their reliefs. Tensor parallelism stays within a node, and a pipeline has at
 /// least as many nano-batches as stages. Ours has ping-pong or one nano-batch at a time, and in
-/// pipelines both orders that pool attention, with 0 and 2 outstanding weight gradients; the
-/// configuration's plan.tolerance and kFineTolerance. Rivals have both overlaps, too, and in
-/// pipelines 1F1B, also with weight gradients in idle ticks, P of them outstanding (ZB-H1). `wlb`
-/// packs to the mean number of tokens and to kPackedTokens times it, over the replicas and over
-/// groups of them (wlb-cp2 to wlb-cp16).
+/// pipelines both orders that pool attention, with 0 and 2 outstanding weight gradients. Rivals
+/// have both overlaps, too, and in pipelines 1F1B, also with weight gradients in idle ticks, P of
+/// them outstanding (ZB-H1). `wlb` packs to the mean number of tokens and to kPackedTokens times
+/// it, over the replicas and over groups of them (wlb-cp2 to wlb-cp16).
 std::vector<Setting> settings_of(const Contestant& contestant, const Config& config,
                                  const SettingSpace& space);
 inline constexpr double kPackedTokens = 1.5;
-/// Bytes are cheap where they travel under compute, and every wait for the busiest rank is not.
+
+/// A setting of ours that evens to kFineTolerance, with the first of its reliefs. Nothing if the
+/// configuration has this tolerance, or where a server is alone. Bytes are cheap where they travel
+/// under compute, and every wait for the busiest rank is not.
+std::optional<Setting> with_fine_tolerance(const Config& config, const Setting& setting);
 inline constexpr double kFineTolerance = 0.005;
 
 /// A setting with less and less memory: selective recomputation, keys that are dispatched again,
