@@ -169,7 +169,7 @@ def memory_over_time(prediction):
     largest = max(prediction.memory, key=lambda stage: peaks[stage.name])
     *_, unit = bytes_text(peaks[largest.name]).split()
     count = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
-    heading = (f"The memory of each stage over time: {largest.name} holds most, {bytes_text(peaks[largest.name])} "
+    heading = (f"The memory of each stage over time: at most {bytes_text(peaks[largest.name])} ({largest.name}) "
                f"after {number_text(largest.peak_ms)} ms")
     series = [(f"{stage.name}, rank {stage.rank}",
                [(ms, held / count) for ms, held in as_steps(stage.points, end)]) for stage in stages]

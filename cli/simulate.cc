@@ -196,11 +196,15 @@ void print_trace(const std::string& file, const SimulatedStep& step) {
   }
 }
 
+void refuse_with_paper(const SimulateArguments& asked, bool given, const std::string& name) {
+  DISTCA_THROW_IF(given && !asked.paper.experiment.empty(), ErrorKind::kUsage,
+                  "--paper {}: its rows say all, so {} would be ignored", asked.paper.experiment,
+                  name);
+}
+
 void simulate(const SimulateArguments& asked) {
   if (!asked.paper.experiment.empty()) {
-    DISTCA_THROW_IF(!asked.overrides.empty(), ErrorKind::kUsage,
-                    "--paper {}: its rows say all, so {} would be ignored", asked.paper.experiment,
-                    asked.overrides[0]);
+    if (!asked.overrides.empty()) refuse_with_paper(asked, true, asked.overrides[0]);
     PaperArguments paper = asked.paper;
     paper.lengths = asked.lengths;
     return play_paper(paper, machine_by_name(asked.machine));
@@ -271,16 +275,20 @@ void add_simulate(CLI::App& app) {
       ->needs(paper);
   number(*verb, "--batches", asked->paper.batches, 1, 30, "Batches of each row of --paper")
       ->needs(paper);
-  for (CLI::Option* other : {trace, find_best, json}) paper->excludes(other);
+  std::vector<CLI::Option*> not_of_paper = {trace, find_best, json};  // in help: too wide
   for (CLI::Option* other : of_step) {
-    if (!other->check_name("--lengths")) paper->excludes(other);
+    if (!other->check_name("--lengths")) not_of_paper.push_back(other);
   }
   verb->footer(
       "With --config and KEY=VALUE as for distca train, it plays the plans of that run.\n"
       "The best setting:  distca simulate --config FILE --lengths FILE --find-best --gpus 64\n"
       "Example:  distca simulate --config configs/gpu_8_nodes.toml --lengths lengths.json "
       "--workers 64");
-  verb->callback([asked] { simulate(*asked); });
+  verb->callback([asked, not_of_paper] {
+    for (const CLI::Option* other : not_of_paper)
+      refuse_with_paper(*asked, other->count() > 0, other->get_name());
+    simulate(*asked);
+  });
 }
 
 }  // namespace distca::cli

@@ -243,7 +243,7 @@ std::vector<BadInput> bad_simulations() {
       {"distca simulate --paper table4 --lengths data", "lengths_pretrain.json"},
       {"distca simulate --paper fig3a --rows 8B", "--paper fig3a: its documents are alike"},
       {"distca simulate --paper fig3a batch.nano_batches=2", "its rows say all"},
-      {"distca simulate --paper fig3a --workers 2", "excludes"},
+      {"distca simulate --paper fig3a --workers 2", "so --workers would be ignored"},
       {"distca simulate --rows 8B", "--rows requires --paper"},
   };
 }

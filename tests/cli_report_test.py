@@ -170,7 +170,7 @@ class CliReport(unittest.TestCase):
                                        ("stage 1", [[0, 1 << 30], [300, 3 << 30]]))]
         name = self.write("one.json", prediction(stages=stages))
         text, _ = self.page(name)
-        self.assertIn("The memory of each stage over time: stage 0 holds most, 5.0 GiB after 100 ms",
+        self.assertIn("The memory of each stage over time: at most 5.0 GiB (stage 0) after 100 ms",
                       self.headings(name))
         self.assertIn("stage 1: 3,221,225,472 bytes after 300 ms, in backward &lt;b&gt;.", text)
         # Steps up at 100 and down at 200 of 400 ms; the axis ends at 5 GiB.

@@ -340,7 +340,7 @@ TEST(Cli, plan_compares_all_schedulers) {
     imbalance[name] = row.at("max_over_mean");
     EXPECT_THAT(table, HasSubstr("\n" + name));
   }
-  EXPECT_EQ(imbalance.size(), 9u);
+  EXPECT_EQ(imbalance.size(), 10u);
   EXPECT_LE(imbalance.at("balanced"), 1.02);
   EXPECT_GT(imbalance.at("local"), 1.8);
 }

@@ -226,7 +226,7 @@ TEST(config, a_list_is_an_array_and_needs_no_brackets_on_the_command_line) {
 }
 
 TEST(config, choices_are_printed_and_the_empty_word_is_quoted) {
-  EXPECT_THAT(print_config(load_config("", {})), ::testing::HasSubstr("one of \"\", "));
+  EXPECT_THAT(print_config(load_config("", {})), ::testing::HasSubstr("one of \"\","));
   EXPECT_THAT(message_of({"plan.layout=diagonal"}),
               ::testing::AllOf(::testing::HasSubstr("must be one of \"\", "),
                                ::testing::HasSubstr("sequential")));
