@@ -5,8 +5,8 @@
 
 Configurations are in groups. Of each group, `distca profile --machine` measures what operations and messages take; `distca
 simulate` predicts the steps of its configurations; the predictions are written, with their hash, before the first run; then
-`distca train` runs the configurations, one after the other, --rounds times. A core's speed drifts by as much as 25 % within
-minutes on rented machines, so prices are measured right before what they predict. Two ranks on two quiet cores. The
+`distca train` runs the configurations, one after the other, --rounds times. A core's speed drifts within minutes on rented
+machines, so prices are measured right before what they predict. Two ranks on two quiet cores. The
 limited wires need root (network namespaces, a token bucket in each direction). Prints a header and a line a measurement,
 for bench/report.py.
 """
