@@ -20,12 +20,19 @@ ROOT = pathlib.Path(__file__).parent.parent
 LENGTHS = ("pretrain", "prolong")
 TOKENS_OF_SERVER = 65536
 PAIRS = {  # choice: keys without it, with it
+    "plan.tolerance=0.005, over 0.05": (["plan.tolerance=0.05"], ["plan.tolerance=0.005"]),
     "plan.split_kv": ([], ["plan.split_kv=true"]),
     "plan.spread": ([], ["plan.spread=true"]),
     "cluster.ranks_per_node": (["cluster.ranks_per_node=0"], []),
 }
+AUTO = ["plan.tolerance=auto", "plan.bandwidth_mb_per_s=50000"]
+SLOW = ["--slow", "1=0.7"]
 PLAIN_PAIRS = {
-    "plan.tolerance=auto": ([], ["plan.tolerance=auto", "plan.bandwidth_mb_per_s=50000"]),
+    "plan.tolerance=auto, over 0.05": (["plan.tolerance=0.05"], AUTO),
+    "plan.tolerance=auto, over 0.005": (["plan.tolerance=0.005"], AUTO),
+}
+ONE_RANK_PAIRS = {  # refused with ranks that divide layers, and in a pipeline
+    "servers.reweight, a server at 0.7": (SLOW, SLOW + ["servers.reweight=true", "train.deterministic=false"]),
 }
 PIPELINE_PAIRS = {
     "plan.fill_ticks=split-kv": (["plan.fill_ticks=exact"], ["plan.fill_ticks=split-kv"]),
@@ -70,7 +77,10 @@ def main():
                 if servers > options.most:
                     continue
                 ranks, keys = grid(servers, tensor, stages)
-                for name, (without, extra) in (PAIRS | (PIPELINE_PAIRS if stages > 1 else PLAIN_PAIRS)).items():
+                pairs = PAIRS | (PIPELINE_PAIRS if stages > 1 else PLAIN_PAIRS)
+                if stages == 1 and tensor == 1:
+                    pairs |= ONE_RANK_PAIRS
+                for name, (without, extra) in pairs.items():
                     gains = []
                     for lengths in LENGTHS:
                         for step in (1,) if servers > 64 else (1, 2, 3):

@@ -3,12 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "cli/best_found.h"
 #include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/error.h"
@@ -18,37 +17,6 @@
 
 namespace distca::cli {
 namespace {
-
-/// The parts of a step by which settings are compared, on average over all ranks.
-struct Loss {
-  const char* name;
-  double (*seconds)(const PlayedSetting&);
-};
-constexpr std::array<Loss, 6> kLosses{{
-    {"attention", [](const PlayedSetting& of) { return of.mean.attention; }},
-    {"linear", [](const PlayedSetting& of) { return of.mean.linear - of.recomputed_s; }},
-    {"recomputed", [](const PlayedSetting& of) { return of.recomputed_s; }},
-    {"copies, issues", [](const PlayedSetting& of) { return of.mean.copied + of.mean.issued; }},
-    {"waits for peers", [](const PlayedSetting& of) { return of.mean.late + of.mean.idle; }},
-    {"waits for bytes", [](const PlayedSetting& of) { return of.mean.exposed; }},
-}};
-
-/// All that is printed.
-struct Search {
-  const Config& config;
-  const Machine& machine;
-  int gpus = 1;
-  int64_t step = 1;
-  int64_t nano_batches = 1;  // the most that a setting has
-  std::string notes;
-  std::vector<Found> found;
-  /// [found] The step of the best setting with the documents that its own run would have. Not set
-  /// if there is no best one, or if it cannot be planned for them.
-  std::vector<std::optional<double>> own_s;
-
-  int64_t tokens() const { return config.batch.nano_batches * config.batch.nano_batch_tokens; }
-  double memory_gib() const { return machine.of(MachineNumber::kMemoryGib); }
-};
 
 constexpr size_t kColumns = 100;  // text is broken there
 
@@ -86,15 +54,36 @@ std::vector<std::string> cells_of(std::initializer_list<std::string> before,
   return cells;
 }
 
+/// The first of the steps.
+std::string own_text(const OwnSteps& own) {
+  return own.empty() ? "-" : fmt::format("{:.4f}", own.front());
+}
+
+/// "1.101 to 1.150", or one number if both are it.
+std::string range_text(const std::vector<double>& values, const char* format) {
+  const auto [least, most] = std::ranges::minmax(values);
+  const std::string from = fmt::format(fmt::runtime(format), least);
+  const std::string to = fmt::format(fmt::runtime(format), most);
+  return from == to ? from : fmt::format("{} to {}", from, to);
+}
+
+/// "steps 1 to 4"
+std::string steps_text(const Search& search, size_t steps) {
+  if (steps == 1) return fmt::format("step {}", search.step);
+  return fmt::format("steps {} to {}", search.step, search.step + static_cast<int64_t>(steps) - 1);
+}
+
 void print_best_of_ours(const Search& search) {
-  std::vector<std::string> header = cells_of({"best"}, kSettingHeader, {"tokens/s", "% of peak"});
+  std::vector<std::string> header =
+      cells_of({"best"}, kSettingHeader, {"own cuts s", "tokens/s", "% of peak"});
   for (const Loss& loss : kLosses) header.push_back(fmt::format("% {}", loss.name));
   Table table(header);
   const std::vector<PlayedSetting>& best = search.found[0].best;
   for (size_t i = 0; i < best.size(); ++i) {
     std::vector<std::string> cells = cells_of(
         {std::to_string(i + 1)}, setting_cells(best[i]),
-        {with_thousands(std::llround(best[i].tokens_per_s)), percent_text(best[i].share_of_peak)});
+        {own_text(search.own_of_ours[i]), with_thousands(std::llround(best[i].tokens_per_s)),
+         percent_text(best[i].share_of_peak)});
     for (const Loss& loss : kLosses)
       cells.push_back(percent_text(loss.seconds(best[i]) / best[i].seconds));
     table.add_row(std::move(cells));
@@ -102,6 +91,8 @@ void print_best_of_ours(const Search& search) {
   fmt::print("\n{}\n", table.to_string());
   for (size_t i = 0; i < best.size(); ++i)
     fmt::print("{:>4}  {}\n", i + 1, words_text(search, best[i].setting));
+  fmt::print("\nEach rank of the best one runs:\n    {} {}\n", search.command,
+             words_text(search, best[0].setting));
 }
 
 /// The part of a step that grew most against another one: "waits for peers +0.120 s".
@@ -126,8 +117,11 @@ std::string counts_text(const Search& search, const Found& found) {
     parts.push_back(fmt::format("{} do not fit {:g} GiB", with_thousands(found.too_large),
                                 search.memory_gib()));
   if (found.ruled_out > 0)
-    parts.push_back(fmt::format("{} take longer even if no rank waits for another",
-                                with_thousands(found.ruled_out)));
+    parts.push_back(
+        fmt::format("{} ruled out, as they would take longer than {} even if no rank "
+                    "waited for another",
+                    with_thousands(found.ruled_out),
+                    found.contestant.is_ours() ? "the tenth best" : "the best"));
   if (found.refused > 0)
     parts.push_back(fmt::format("{} cannot be planned (the first: {})",
                                 with_thousands(found.refused), found.refusal));
@@ -160,18 +154,16 @@ void print_divisions(const Search& search) {
 void print_best_against_best(const Search& search) {
   const PlayedSetting& ours = search.found[0].best[0];
   Table table(cells_of({"best against best"}, kSettingHeader,
-                       {"% of peak", "step of ours", "own cuts s", "of ours", "mainly"}));
+                       {"% of peak", "step of ours", "own cuts s", "of ours, steps", "mainly"}));
   for (size_t i = 0; i < search.found.size(); ++i) {
     const Found& found = search.found[i];
     if (found.best.empty()) continue;
     const PlayedSetting& best = found.best[0];
+    const std::vector<double> ratios = own_ratios(search, i);
     table.add_row(cells_of(
         {found.contestant.name}, setting_cells(best),
         {percent_text(best.share_of_peak), fmt::format("{:.3f}", best.seconds / ours.seconds),
-         search.own_s[i] ? fmt::format("{:.4f}", *search.own_s[i]) : "-",
-         search.own_s[i] && search.own_s[0]
-             ? fmt::format("{:.3f}", *search.own_s[i] / *search.own_s[0])
-             : "-",
+         own_text(search.own[i]), ratios.empty() ? "-" : range_text(ratios, "{:.3f}"),
          i == 0 ? "" : main_loss(best, ours)}));
   }
   fmt::print("\n{}\n", table.to_string());
@@ -204,9 +196,10 @@ std::string reasons(const Found& ours) {
       kLosses.begin() + 2, kLosses.end(),
       [&](const Loss& a, const Loss& b) { return a.seconds(best) < b.seconds(best); });
   std::string text = fmt::format(
-      "Ours is best with {}, {} nano-batches, {}: {:.4f} s. Ranks compute in {} % of the step, and "
-      "the largest loss, {}, takes {} %.",
+      "Ours is best with {}, {} nano-batches, {}: {:.4f} s, {} tokens/s. Ranks compute in {} % of "
+      "the step, and the largest loss, {}, takes {} %.",
       division_text(best.setting), best.setting.nano_batches, order_of(best.setting), best.seconds,
+      with_thousands(std::llround(best.tokens_per_s)),
       percent_text(best.mean.computed() / best.seconds), largest->name,
       percent_text(largest->seconds(best) / best.seconds));
   const PlayedSetting* next = next_division(ours);
@@ -216,19 +209,33 @@ std::string reasons(const Found& ours) {
                             percent_text(next->seconds / best.seconds - 1), main_loss(*next, best));
 }
 
+/// The best setting with the documents of its own run. Empty if it cannot be planned for them.
+std::string own_reasons(const Search& search) {
+  const OwnSteps& own = search.own[0];
+  if (own.empty()) return "";
+  return fmt::format(
+      " With the documents of the run itself, {} take {} s, {} tokens/s at the slowest.",
+      steps_text(search, own.size()), range_text(own, "{:.4f}"),
+      with_thousands(std::llround(static_cast<double>(search.tokens()) / std::ranges::max(own))));
+}
+
 /// Best against best, in sentences.
 std::string headline(const Search& search) {
   const PlayedSetting& ours = search.found[0].best[0];
-  std::vector<std::string> sentences = {wrap(reasons(search.found[0]), kColumns)};
-  for (const Found& found : search.found) {
+  std::vector<std::string> sentences = {
+      wrap(reasons(search.found[0]) + own_reasons(search), kColumns)};
+  for (size_t i = 0; i < search.found.size(); ++i) {
+    const Found& found = search.found[i];
     if (found.contestant.is_ours() || found.best.empty()) continue;
     const PlayedSetting& best = found.best[0];
-    const char* pipeline = best.setting.stages == 1 ? ", and its best has no pipeline" : "";
-    sentences.push_back(
-        wrap(fmt::format("{} at its best ({}) takes {:.3f} times the step of ours at its best{}.",
-                         found.contestant.name, division_text(best.setting),
-                         best.seconds / ours.seconds, pipeline),
-             kColumns));
+    std::string text = fmt::format(
+        "{} at its best ({}) takes {:.3f} times the step of ours at its best",
+        found.contestant.name, division_text(best.setting), best.seconds / ours.seconds);
+    if (const std::vector<double> ratios = own_ratios(search, i); !ratios.empty())
+      text += fmt::format(", {} times in {} of the runs themselves", range_text(ratios, "{:.3f}"),
+                          steps_text(search, ratios.size()));
+    if (best.setting.stages == 1) text += "; its best has no pipeline";
+    sentences.push_back(wrap(text + ".", kColumns));
   }
   return fmt::format("{}", fmt::join(sentences, "\n"));
 }
@@ -239,12 +246,13 @@ void print_limits(const Search& search) {
   });
   fmt::print(
       "\n{}\n{}\n{}\n{}\n",
-      wrap(
-          fmt::format("Documents: all settings have the same, cut at {} tokens and where one of "
-                      "{} nano-batches ends. A run with fewer nano-batches cuts fewer documents: "
-                      "\"own cuts\" is its step, which distca simulate predicts for the words.",
-                      with_thousands(search.config.batch.max_document_tokens), search.nano_batches),
-          kColumns),
+      wrap(fmt::format("Documents: all settings have the same, cut at {} tokens and where one of "
+                       "{} nano-batches ends. A run with fewer nano-batches cuts fewer documents: "
+                       "\"own cuts\" is its step, which distca simulate predicts for the words, "
+                       "and \"of ours, steps\" the least and the most of {}.",
+                       with_thousands(search.config.batch.max_document_tokens), search.nano_batches,
+                       steps_text(search, search.own[0].size())),
+           kColumns),
       wrap("Kept from the configuration: all other keys, parallel.use_distributed_optimizer among "
            "them. Recomputation is the least that fits.",
            kColumns),
@@ -261,84 +269,69 @@ void print_limits(const Search& search) {
 void print_search(const Search& search) {
   fmt::print(
       "The best setting of {} GPUs of machine {} for step {}: {} tokens in up to {} "
-      "nano-batches\n{}\n{}\n",
+      "nano-batches\n{}\n{}\n{}\n",
       search.gpus, search.machine.name, search.step, with_thousands(search.tokens()),
-      search.nano_batches, search.notes, headline(search));
+      search.nano_batches, search.notes, headline(search),
+      wrap("T ranks divide every layer (tensor parallelism), P stages divide the layers (a "
+           "pipeline), and D replicas have all of them; T x P x D is the number of GPUs.",
+           kColumns));
   print_best_of_ours(search);
   print_divisions(search);
   print_best_against_best(search);
   print_limits(search);
 }
 
-Json setting_json(const Search& search, const PlayedSetting& played) {
-  const Setting& setting = played.setting;
-  Json parts = Json::object();
-  for (const Loss& loss : kLosses) {
-    std::string key = loss.name;
-    std::erase(key, ',');
-    std::ranges::replace(key, ' ', '_');
-    parts[key] = loss.seconds(played);
-  }
-  return {{"tensor", setting.tensor},
-          {"stages", setting.stages},
-          {"replicas", setting.replicas},
-          {"nano_batches", setting.nano_batches},
-          {"order", order_of(setting)},
-          {"recompute", recompute_name(setting.recompute)},
-          {"step_s", played.seconds},
-          {"tokens_per_s", played.tokens_per_s},
-          {"share_of_peak", played.share_of_peak},
-          {"peak_bytes", std::llround(played.peak.total())},
-          {"peak_where", played.peak.where},
-          {"plan_hash", fmt::format("{:016x}", played.plan_hash)},
-          {"parts_s", std::move(parts)},
-          {"words", words_of(search.config, setting)}};
-}
-
-Json search_json(const Search& search) {
-  Json all = Json::array();
-  for (size_t i = 0; i < search.found.size(); ++i) {
-    const Found& found = search.found[i];
-    Json best = Json::array(), divisions = Json::array();
-    for (const PlayedSetting& played : found.best) best.push_back(setting_json(search, played));
-    for (const Division& of : found.divisions) {
-      Json json{{"tensor", of.tensor}, {"stages", of.stages}, {"replicas", of.replicas}};
-      if (of.best) json["best"] = setting_json(search, *of.best);
-      if (!of.best && of.nearest) json["least_bytes"] = std::llround(of.nearest->bytes.total());
-      divisions.push_back(std::move(json));
-    }
-    all.push_back({{"name", found.contestant.name},
-                   {"settings", found.settings},
-                   {"predicted", found.played},
-                   {"too_large", found.too_large},
-                   {"ruled_out", found.ruled_out},
-                   {"refused", found.refused},
-                   {"best", std::move(best)},
-                   {"divisions", std::move(divisions)}});
-    if (search.own_s[i]) all.back()["own_cuts_step_s"] = *search.own_s[i];
-  }
-  return {{"gpus", search.gpus},
-          {"machine", search.machine.name},
-          {"step", search.step},
-          {"tokens", search.tokens()},
-          {"most_nano_batches", search.nano_batches},
-          {"contestants", std::move(all)}};
-}
-
 /// Shows how far the search is: on one line of a terminal ten times a second, elsewhere a line
 /// every ten seconds.
 class FindProgress {
  public:
+  explicit FindProgress(size_t contestants) : contestants_(contestants) {}
+
   void operator()(const Contestant& contestant, int64_t tried, int64_t left) {
+    if (contestant.name != name_) {
+      name_ = contestant.name;
+      ++number_;
+      of_contestant_.restart();
+    }
     if (since_shown_.seconds() < (standard_error().is_terminal() ? 0.1 : 10)) return;
     since_shown_.restart();
-    standard_error().progress(
-        fmt::format("{}: {} settings tried, at most {} left", contestant.name, tried, left));
+    standard_error().progress(fmt::format(
+        "{}, {} of {}: {} settings tried, at most {} left, {:.0f} s", contestant.name, number_,
+        contestants_, tried, left,
+        of_contestant_.seconds() / static_cast<double>(tried) * static_cast<double>(left)));
   }
 
  private:
-  Stopwatch since_shown_;
+  size_t contestants_, number_ = 0;
+  std::string name_;
+  Stopwatch since_shown_, of_contestant_;
 };
+
+/// The contestants of a search: ours, and those of the rivals that are asked for.
+std::vector<Contestant> contestants_of(const FindBestArguments& asked) {
+  std::vector<Contestant> all = contestants();
+  if (!asked.rivals) return all;
+  std::vector<std::string> names;
+  for (const Contestant& contestant : all) {
+    if (!contestant.is_ours()) names.push_back(contestant.name);
+  }
+  for (const std::string& name : *asked.rivals) {
+    DISTCA_THROW_IF(name != "none" && std::ranges::count(names, name) == 0, ErrorKind::kUsage,
+                    "--rivals {}: it is none of {}, none", name, fmt::join(names, ", "));
+  }
+  std::erase_if(all, [&](const Contestant& contestant) {
+    return !contestant.is_ours() && std::ranges::count(*asked.rivals, contestant.name) == 0;
+  });
+  return all;
+}
+
+/// `distca train` with the file and the words of the search.
+std::string train_command(const StepArguments& asked) {
+  std::string command = "distca train";
+  if (!asked.config.empty()) command += " --config " + asked.config;
+  for (const std::string& word : asked.overrides) command += " " + word;
+  return command;
+}
 
 /// The configuration whose batch is that of all settings: as many nano-batches as any has.
 Config finest(Config config) {
@@ -348,50 +341,43 @@ Config finest(Config config) {
   return config;
 }
 
-/// The step of a contestant's best setting with the documents that `distca train` would have.
-std::optional<double> own_seconds(const Search& search, const Found& found,
-                                  const StepArguments& asked) {
-  if (found.best.empty()) return std::nullopt;
-  const PlayedSetting& best = found.best[0];
-  if (best.setting.nano_batches == search.nano_batches) return best.seconds;
-  const Config own = config_of(search.config, best.setting);
-  try {
-    const Batch batch = asked_step(own, asked).batch;
-    return simulate_step(own, batch, search.gpus, search.machine,
-                         {.sensitivities = false, .plain_packing = false})
-        .seconds;
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kPlan) throw;
-    return std::nullopt;  // its cap is below a document that is whole there
-  }
-}
-
 }  // namespace
 
-void find_best_setting(const StepArguments& asked, const Config& config, const Machine& machine,
-                       int gpus, bool json) {
+std::string find_best_setting(const StepArguments& asked, const Config& config,
+                              const Machine& machine, const FindBestArguments& find) {
   StepArguments of_gpus = asked;
-  of_gpus.workers = gpus;
+  of_gpus.workers = find.gpus;
   Config alone = finest(config);  // every GPU a server: nothing is larger
   alone.parallel.tensor_model_parallel_size = alone.parallel.pipeline_model_parallel_size = 1;
+  const std::vector<Contestant> contestants = contestants_of(find);
   const AskedStep step = asked_step(alone, of_gpus);
   check_sizes_of(alone, step);
   Search search{.config = config,
                 .machine = machine,
-                .gpus = gpus,
+                .gpus = find.gpus,
                 .step = asked.step,
                 .nano_batches = std::ssize(step.batch),
                 .notes = step.notes,
+                .command = train_command(asked),
                 .found = {},
-                .own_s = {}};
-  search.found = find_best(
-      {.config = config, .batch = step.batch, .gpus = gpus, .machine = machine}, FindProgress());
-  for (const Found& found : search.found)
-    search.own_s.push_back(own_seconds(search, found, of_gpus));
+                .own = {},
+                .own_of_ours = {}};
+  search.found = find_best({.config = config,
+                            .batch = step.batch,
+                            .gpus = find.gpus,
+                            .machine = machine,
+                            .contestants = contestants},
+                           FindProgress(contestants.size()));
+  play_own_steps(search, of_gpus);
   standard_error().keep_progress();
   standard_error().finish(kConsolePatience);
-  if (json) return fmt::print("{}", canonical_json(search_json(search)));
-  print_search(search);
+  const std::string json = canonical_json(json_of(search));
+  if (find.json) {
+    fmt::print("{}", json);
+  } else {
+    print_search(search);
+  }
+  return json;
 }
 
 }  // namespace distca::cli

@@ -2,15 +2,26 @@
 // distca simulate --find-best: the best setting of a training for so many GPUs, and best against
 // best with each rival.
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "cli/asked_step.h"
 #include "distca/config/config.h"
 #include "distca/cost/machine.h"
 
 namespace distca::cli {
 
-/// Finds and prints the best settings, for people or as one JSON object. Throws as asked_step() and
-/// find_best() do.
-void find_best_setting(const StepArguments& asked, const Config& config, const Machine& machine,
-                       int gpus, bool json);
+struct FindBestArguments {
+  int gpus = 0;  // 0 means not given.
+  /// Names of contestants (training_setting.h), or "none". Not set means all of them.
+  std::optional<std::vector<std::string>> rivals;
+  bool json = false;
+};
+
+/// Finds and prints the best settings, for people or as one JSON object, and returns the latter.
+/// Throws as asked_step() and find_best() do, and Error(kUsage) for an unknown rival.
+std::string find_best_setting(const StepArguments& asked, const Config& config,
+                              const Machine& machine, const FindBestArguments& find);
 
 }  // namespace distca::cli

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,11 +29,12 @@ namespace {
 
 struct SimulateArguments : StepArguments {
   std::string machine = "h200";
-  std::string trace;  // a file. Empty means not given.
-  bool find_best = false;
-  int gpus = 0;  // 0 means not given.
+  std::string trace, out;  // files. Empty means not given.
+  bool finds_best = false;
+  FindBestArguments find;
   PaperArguments paper;
-  bool json = false;
+  std::vector<std::string> slow_ranks;  // "RANK=SPEED"
+  bool prints_machine = false, json = false;
 };
 
 struct PartRow {
@@ -164,24 +166,33 @@ void print_for_people(const Config& config, const AskedStep& asked, int64_t numb
     fmt::print("\nRanks that divide layers are alike: the first of each server was played.\n");
 }
 
-/// The file of --trace. It is opened before the step is planned, and appears once it is whole.
-class TraceFile {
+/// The file of --trace or --out, or nothing. It is opened before the step is planned, and appears
+/// once it is whole.
+class ResultFile {
  public:
-  /// Throws Error(kUsage) if the file cannot be written.
-  explicit TraceFile(const std::string& path)
-      : missing_(std::filesystem::absolute(path).parent_path()) {
+  /// Throws Error(kUsage) if the file cannot be written. No path means no file.
+  ResultFile(const char* option, const std::string& path) {
+    if (path.empty()) return;
+    missing_.emplace(std::filesystem::absolute(path).parent_path());
     try {
       file_.emplace(path);
     } catch (const Error& error) {
-      throw Error(ErrorKind::kUsage, "--trace: {}", error.what());
+      throw Error(ErrorKind::kUsage, "{}: {}", option, error.what());
     }
   }
 
-  void write(std::string_view part) { file_->write(part); }
-  void commit() { file_->commit(); }
+  bool is_wanted() const { return file_.has_value(); }
+  /// These two do nothing without a file.
+  void write(std::string_view part) {
+    if (file_) file_->write(part);
+  }
+  void commit() {
+    if (file_) file_->commit();
+  }
 
  private:
-  MissingFolders missing_;  // destroyed last: removes the folders if the file did not appear
+  // Destroyed last: removes the folders if the file did not appear.
+  std::optional<MissingFolders> missing_;
   std::optional<AtomicFile> file_;
 };
 
@@ -194,6 +205,27 @@ void print_trace(const std::string& file, const SimulatedStep& step) {
         "longest: {}\n",
         with_thousands(kMostTraceLines), fmt::join(step.traced_ranks, ", "));
   }
+}
+
+/// [rank] The share of the machine's rates that it has. Throws Error(kUsage).
+std::map<int, double> slow_ranks_of(const std::vector<std::string>& words, int ranks) {
+  std::map<int, double> slow;
+  for (const std::string& word : words) {
+    const size_t equals = word.find('=');
+    int rank = -1;
+    double speed = 0;
+    const bool is_pair = equals != std::string::npos &&
+                         CLI::detail::lexical_cast(word.substr(0, equals), rank) &&
+                         CLI::detail::lexical_cast(word.substr(equals + 1), speed);
+    DISTCA_THROW_IF(!is_pair || !(speed >= 0.01 && speed <= 1), ErrorKind::kUsage,
+                    "--slow {}: it is not RANK=SPEED with a speed in 0.01 .. 1, such as 3=0.7",
+                    word);
+    DISTCA_THROW_IF(rank < 0 || rank >= ranks, ErrorKind::kUsage,
+                    "--slow {}: the run has ranks 0 to {}", word, ranks - 1);
+    DISTCA_THROW_IF(!slow.emplace(rank, speed).second, ErrorKind::kUsage,
+                    "--slow {}: rank {} has a speed already", word, rank);
+  }
+  return slow;
 }
 
 void refuse_with_paper(const SimulateArguments& asked, bool given, const std::string& name) {
@@ -211,27 +243,59 @@ void simulate(const SimulateArguments& asked) {
   }
   const Config config = load_config(asked.config, asked.overrides);
   const Machine machine = machine_by_name(asked.machine);
-  if (asked.find_best) {
-    say_notes(config.notes);
-    return find_best_setting(asked, config, machine, asked.gpus, asked.json);
-  }
-  std::optional<TraceFile> trace;
-  if (!asked.trace.empty()) trace.emplace(asked.trace);
+  if (asked.prints_machine) return fmt::print("{}", machine_to_json(machine));
+  ResultFile trace("--trace", asked.trace), out("--out", asked.out);
   say_notes(config.notes);
+  const auto keep = [&](const std::string& json) {
+    out.write(json);
+    out.commit();
+  };
+  if (asked.finds_best) {
+    FindBestArguments find = asked.find;
+    find.json = asked.json;
+    return keep(find_best_setting(asked, config, machine, find));
+  }
   const AskedStep step = asked_step(config, asked);
   check_sizes_of(config, step);
+  const int ranks = run_grid(config, step.workers).num_ranks();
   const TraceRequest request{.step = asked.step,
-                             .write = [&](std::string_view part) { trace->write(part); }};
+                             .write = [&](std::string_view part) { trace.write(part); }};
   const SimulatedStep simulated =
       simulate_step(config, step.batch, step.workers, machine,
-                    {.memory_over_time = true, .trace = trace ? &request : nullptr});
-  if (trace) trace->commit();
-  if (asked.json) {
-    const int ranks = run_grid(config, step.workers).num_ranks();
-    return fmt::print("{}", canonical_json(json_of(simulated, machine, asked.step, ranks)));
-  }
+                    {.memory_over_time = true,
+                     .slow_ranks = slow_ranks_of(asked.slow_ranks, ranks),
+                     .trace = trace.is_wanted() ? &request : nullptr});
+  trace.commit();
+  const std::string json = canonical_json(json_of(simulated, machine, asked.step, ranks));
+  keep(json);
+  if (asked.json) return fmt::print("{}", json);
   print_for_people(config, step, asked.step, simulated, machine);
-  if (trace) print_trace(asked.trace, simulated);
+  if (trace.is_wanted()) print_trace(asked.trace, simulated);
+}
+
+/// The options of --find-best, which excludes others.
+CLI::Option* add_find_best(CLI::App& verb, SimulateArguments& asked,
+                           const std::vector<CLI::Option*>& of_step,
+                           std::initializer_list<CLI::Option*> others) {
+  CLI::Option* find_best = verb.add_flag(
+      "--find-best", asked.finds_best,
+      "Find the settings with the shortest step: tensor parallelism, stages, nano-batches, order "
+      "and recomputation, for ours and for its rivals; the configuration says the rest");
+  CLI::Option* gpus =
+      number(verb, "--gpus", asked.find.gpus, 1, kMostServers, "GPUs that --find-best divides");
+  verb.add_option("--rivals", asked.find.rivals,
+                  "The rivals of --find-best, such as wlb,local, or none; default: all")
+      ->delimiter(',')
+      ->type_name("NAME,...")
+      ->needs(find_best);
+  find_best->needs(gpus);
+  gpus->needs(find_best);
+  for (CLI::Option* other : others) find_best->excludes(other);
+  for (CLI::Option* other : of_step) {
+    if (other->check_name("--workers") || other->check_name("--workload"))
+      find_best->excludes(other);
+  }
+  return find_best;
 }
 
 }  // namespace
@@ -249,20 +313,19 @@ void add_simulate(CLI::App& app) {
       verb->add_option("--trace", asked->trace,
                        "Write the predicted step as a trace, for distca trace and Perfetto")
           ->type_name("FILE");
-  CLI::Option* find_best = verb->add_flag(
-      "--find-best", asked->find_best,
-      "Find the settings with the shortest step: tensor parallelism, stages, nano-batches, order "
-      "and recomputation, for ours and for its rivals; the configuration says the rest");
-  CLI::Option* gpus =
-      number(*verb, "--gpus", asked->gpus, 1, kMostServers, "GPUs that --find-best divides");
-  find_best->needs(gpus);
-  gpus->needs(find_best);
-  find_best->excludes(trace);
-  for (CLI::Option* other : of_step) {
-    if (other->check_name("--workers") || other->check_name("--workload"))
-      find_best->excludes(other);
-  }
+  CLI::Option* slow =
+      verb->add_option("--slow", asked->slow_ranks,
+                       "A rank that computes at a share of the machine's rates, such as 3=0.7")
+          ->type_name("RANK=SPEED");
+  slow->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  CLI::Option* find_best = add_find_best(*verb, *asked, of_step, {trace, slow});
   CLI::Option* json = verb->add_flag("--json", asked->json, "Print one JSON object");
+  CLI::Option* out = verb->add_option("--out", asked->out, "Also write the JSON object to a file")
+                         ->type_name("FILE");
+  CLI::Option* print_machine =
+      verb->add_flag("--print-machine", asked->prints_machine,
+                     "Print the file of the machine instead, to change numbers in it");
+  for (CLI::Option* other : {trace, slow, find_best, json, out}) print_machine->excludes(other);
   CLI::Option* paper =
       verb->add_option("--paper", asked->paper.experiment,
                        "Play an experiment of the paper instead, beside what it publishes; "
@@ -275,7 +338,8 @@ void add_simulate(CLI::App& app) {
       ->needs(paper);
   number(*verb, "--batches", asked->paper.batches, 1, 30, "Batches of each row of --paper")
       ->needs(paper);
-  std::vector<CLI::Option*> not_of_paper = {trace, find_best, json};  // in help: too wide
+  std::vector<CLI::Option*> not_of_paper = {trace, slow, find_best,
+                                            json,  out,  print_machine};  // in help: too wide
   for (CLI::Option* other : of_step) {
     if (!other->check_name("--lengths")) not_of_paper.push_back(other);
   }

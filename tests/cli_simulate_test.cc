@@ -159,8 +159,10 @@ TEST_F(CliSimulateTest, find_best_prints_words_by_which_simulate_predicts_the_sa
                       "batch.nano_batches=2",
                       "batch.nano_batch_tokens=16384",
                       "batch.max_document_tokens=8192"};
+  const std::string kept = folder_ / "best.json";
   const Words find = joined(step, {"--find-best", "--gpus", "2"});
-  const Json found = Json::parse(succeed(joined(find, {"--json"})).out);
+  const std::string text = succeed(joined(find, {"--out", kept})).out;
+  const Json found = Json::parse(read_file(kept));
   ASSERT_EQ(found.at("contestants").size(), 5U);
   for (const Json& contestant : found.at("contestants")) {
     const Json& best = contestant.at("best").at(0);
@@ -168,15 +170,34 @@ TEST_F(CliSimulateTest, find_best_prints_words_by_which_simulate_predicts_the_sa
     const Json alone =
         Json::parse(succeed(joined(joined(step, words), {"--workers", "2", "--json"})).out);
     EXPECT_EQ(alone.at("step_s"), contestant.at("own_cuts_step_s")) << contestant.at("name");
+    const Json third = Json::parse(
+        succeed(joined(joined(step, words), {"--workers", "2", "--step", "3", "--json"})).out);
+    EXPECT_EQ(third.at("step_s"), contestant.at("own_cuts_steps_s").at(2));
+    EXPECT_EQ(contestant.at("own_cuts_steps_s").size(), 4U);
     if (best.at("nano_batches") == found.at("most_nano_batches")) {
       EXPECT_EQ(alone.at("plan_hash"), best.at("plan_hash"));
     }
   }
   EXPECT_EQ(found.at("contestants").at(0).at("best").size(), 10U);
-  EXPECT_THAT(succeed(find).out,
-              AllOf(HasSubstr("Ours is best with T = "), HasSubstr("wlb at its best (T = "),
-                    HasSubstr("Why the others lose. "), HasSubstr("best against best"),
-                    HasSubstr("Not compared: "), HasSubstr("stated or assumed")));
+  EXPECT_THAT(text, AllOf(HasSubstr("Ours is best with T = "), HasSubstr("wlb at its best (T = "),
+                          HasSubstr(" in steps 1 to 4 of the runs themselves"),
+                          HasSubstr("    distca train model.num_attention_heads=4 "),
+                          HasSubstr("Why the others lose. "), HasSubstr("best against best"),
+                          HasSubstr("Not compared: "), HasSubstr("stated or assumed")));
+  const Json two_rivals =
+      Json::parse(succeed(joined(find, {"--rivals", "local,wlb", "--json"})).out);
+  ASSERT_EQ(two_rivals.at("contestants").size(), 3U);
+  EXPECT_EQ(two_rivals.at("contestants").at(2), found.at("contestants").at(2));
+  EXPECT_THAT(succeed(joined(find, {"--rivals", "none"})).out, Not(HasSubstr("wlb at its best")));
+}
+
+TEST_F(CliSimulateTest, a_printed_machine_is_a_file_that_says_the_same) {
+  const std::string file = folder_ / "mine.json";
+  write_file_atomically(file, succeed({"simulate", "--machine", "h100", "--print-machine"}).out);
+  const Words step = {"simulate", "--lengths", "distca/plan/testdata/lengths_pretrain.json",
+                      "--json"};
+  EXPECT_EQ(succeed(joined(step, {"--machine", file})).out,
+            succeed(joined(step, {"--machine", "h100"})).out);
 }
 
 TEST_F(CliSimulateTest, a_row_of_the_papers_is_played) {

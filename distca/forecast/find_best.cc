@@ -284,7 +284,7 @@ std::vector<Found> find_best(const BestRequest& request, const BestProgress& pro
                   request.machine.name);
   DISTCA_CHECK_EQ(std::ssize(request.batch), most_nano_batches(request.config.batch));
   std::vector<Found> all;
-  for (const Contestant& contestant : contestants()) {
+  for (const Contestant& contestant : request.contestants) {
     all.push_back(BestSearch(request, contestant, progress).run());
     const Found& found = all.back();
     if (!found.contestant.is_ours() || !found.best.empty()) continue;

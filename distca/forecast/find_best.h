@@ -37,7 +37,8 @@ struct BestRequest {
   Batch batch;
   int gpus = 1;
   Machine machine;
-  size_t wanted = 10;  // how many of ours
+  size_t wanted = 10;                                           // how many of ours
+  std::vector<Contestant> contestants = distca::contestants();  // ours first
 };
 
 /// A setting that was predicted.
@@ -88,8 +89,8 @@ struct Found {
 /// `tried` settings of a contestant have ended, and at most `left` will be tried.
 using BestProgress = std::function<void(const Contestant& contestant, int64_t tried, int64_t left)>;
 
-/// [contestants()] Throws Error(kConfig) if a key is given that the search chooses, and if no
-/// setting of ours fits the memory.
+/// [BestRequest::contestants] Throws Error(kConfig) if a key is given that the search chooses, and
+/// if no setting of ours fits the memory.
 std::vector<Found> find_best(const BestRequest& request, const BestProgress& progress = {});
 
 /// The batch with neighbouring nano-batches made one, so that so many are left: a divisor of their

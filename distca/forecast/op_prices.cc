@@ -239,6 +239,11 @@ MachinePrices::MachinePrices(const Config& config, const Machine& machine,
   for_each_in_parallel(programs.size(), threads,
                        [&](size_t i) { works[i] = works_of(config, machine, programs[i]); });
   works_ = std::make_shared<const std::vector<std::vector<Work>>>(std::move(works));
+  speeds_.assign(programs.size(), 1.0);
+}
+
+void MachinePrices::slow_down(int rank, double speed) {
+  speeds_[static_cast<size_t>(program_of_[static_cast<size_t>(rank)])] = speed;
 }
 
 MachinePrices MachinePrices::on(const Machine& machine) const {
@@ -282,17 +287,18 @@ const MachinePrices::Work& MachinePrices::work_of(int rank, const Op& op) const 
 
 int64_t MachinePrices::compute_ps(int rank, const Op& op) const {
   const Work& work = work_of(rank, op);
+  const double speed = speeds_[static_cast<size_t>(program_of_[static_cast<size_t>(rank)])];
   switch (work.by) {
     case By::kAttention:
       if (work.amount == 0) return 0;
-      return picoseconds(1e-9 * work.amount / of(MachineNumber::kAttentionRate) +
+      return picoseconds(1e-9 * work.amount / speed / of(MachineNumber::kAttentionRate) +
                          1e-6 * of(MachineNumber::kAttentionCallUs));
     case By::kMemory:
       return picoseconds(work.amount / (of(MachineNumber::kMemoryGbPerS) * 1e9));
     case By::kPhase:
-      return picoseconds(work.amount / of(MachineNumber::kPhaseRate));
+      return picoseconds(work.amount / speed / of(MachineNumber::kPhaseRate));
     default:
-      return picoseconds(work.amount / (of(MachineNumber::kLinearTflops) * 1e12));
+      return picoseconds(work.amount / speed / (of(MachineNumber::kLinearTflops) * 1e12));
   }
 }
 

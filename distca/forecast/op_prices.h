@@ -46,7 +46,11 @@ class MachinePrices : public OpPrices {
   /// through here, on up to so many threads, and not later. Throws as check_measured().
   MachinePrices(const Config& config, const Machine& machine, std::span<const Program> programs,
                 int threads = 1);
-  /// The prices on a machine with other numbers, and the same profile and measured phases.
+  /// Makes a played rank compute at this share of the machine's rates: phases of layers and core
+  /// attention, not what waits for memory or the wire.
+  void slow_down(int rank, double speed);
+  /// The prices on a machine with other numbers, and the same profile, measured phases and slow
+  /// ranks.
   MachinePrices on(const Machine& machine) const;
   int64_t compute_ps(int rank, const Op& op) const override;
   CommunicationPrice communication(int rank, const Op& op, const MessageList& sends,
@@ -69,6 +73,7 @@ class MachinePrices : public OpPrices {
   const Machine* machine_;
   std::span<const Program> programs_;
   std::vector<int32_t> program_of_;                              // [rank]
+  std::vector<double> speeds_;                                   // [program]
   std::shared_ptr<const std::vector<std::vector<Work>>> works_;  // [program][operation]
 };
 

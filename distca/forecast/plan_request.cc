@@ -28,13 +28,6 @@ bool redispatches(const Config& config) {
   return config.exchange.keys == Config::Exchange::Keys::kRedispatch;
 }
 
-/// The speeds of servers where nothing was measured.
-Speeds stated_speeds(const Config& config, int num_servers, bool redispatched) {
-  const ModelShape layers = config.rank_shape();
-  return assumed_speeds(layers, num_servers, config.attention_profile.get(),
-                        products_again(layers, config.train.recompute, redispatched));
-}
-
 std::vector<int64_t> capacities(const Config& config, const PlanRequest& request,
                                 int cluster_workers, const Speeds& speeds) {
   std::vector<int64_t> given = checked_capacities(config, cluster_workers);
@@ -105,6 +98,12 @@ int64_t room_beside(const std::vector<RankMemory>& memory, const Plan& plan, int
 }
 
 }  // namespace
+
+Speeds stated_speeds(const Config& config, int num_servers, bool redispatched) {
+  const ModelShape layers = config.rank_shape();
+  return assumed_speeds(layers, num_servers, config.attention_profile.get(),
+                        products_again(layers, config.train.recompute, redispatched));
+}
 
 std::vector<int64_t> checked_capacities(const Config& config, int cluster_workers) {
   std::vector<int64_t> given = config.servers.capacity;

@@ -23,6 +23,9 @@ namespace distca {
 /// derived. Throws Error(kConfig), too, if they are those of another number of servers.
 std::vector<int64_t> checked_capacities(const Config& config, int cluster_workers);
 
+/// The speeds of servers where nothing was measured.
+Speeds stated_speeds(const Config& config, int num_servers, bool redispatched = false);
+
 /// The options by which plan.tolerance = auto compares plans: `speeds`, with assumed_speeds where
 /// nothing was measured, and plan.bandwidth_mb_per_s if it is given.
 LayerTimeOptions layer_time_options(const Config& config, int cluster_workers, const Speeds& speeds,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -67,6 +68,8 @@ class Run {
 
   const std::vector<Program>& programs() const { return programs_; }
   bool plays_one_of_each_server() const { return step_ > 1; }
+  /// The one whose program stands for a rank.
+  int played_rank(int rank) const { return rank - rank % step_; }
 
   /// [program]
   std::vector<StepParts> parts_of(const TimedStep& step, const Machine& machine,
@@ -238,7 +241,9 @@ TimedTogether play_on_all(const StepLinks& links, const std::vector<PlayedOn>& m
 Played play(const Config& config, const Run& run, const Machine& machine,
             const SimulateOptions& options) {
   const StepLinks links(run.programs(), wire_of(machine).ranks_per_node, options.threads);
-  const MachinePrices prices(config, machine, run.programs(), options.threads);
+  MachinePrices prices(config, machine, run.programs(), options.threads);
+  for (const auto& [rank, speed] : options.slow_ranks)
+    prices.slow_down(run.played_rank(rank), speed);
   std::vector<std::pair<MachineNumber, Machine>> all;
   if (options.sensitivities) all = better_machines(machine);
   std::deque<MachinePrices> changed_prices;
@@ -263,9 +268,22 @@ Played play(const Config& config, const Run& run, const Machine& machine,
   return played;
 }
 
+/// The speeds that a run with servers.reweight would measure of its servers, each of one rank.
+/// Empty where all are alike.
+Speeds speeds_of_servers(const Config& config, int num_workers, const SimulateOptions& options) {
+  if (!config.servers.reweight || options.slow_ranks.empty()) return {};
+  Speeds speeds = stated_speeds(config, num_servers(config, num_workers));
+  for (const auto& [rank, speed] : options.slow_ranks) {
+    RankSpeed& slow = speeds.ranks.at(static_cast<size_t>(rank));
+    for (int64_t* const time : {&slow.linear_ps_per_token, &slow.attention_ps_per_kload})
+      *time = std::llround(static_cast<double>(*time) / speed);
+  }
+  return speeds;
+}
+
 /// SimulatedStep::plain_packing_s.
 double plain_packing_s(const Config& config, const Batch& batch, int num_workers,
-                       const Machine& machine, int threads) {
+                       const Machine& machine, const SimulateOptions& options) {
   if (config.plan.scheduler == "local" || run_grid(config, num_workers).is_pipeline() ||
       config.servers.dedicated > 0)
     return 0;
@@ -276,7 +294,10 @@ double plain_packing_s(const Config& config, const Batch& batch, int num_workers
   plain.servers.capacity.clear();
   plain.servers.reweight = false;
   return simulate_step(plain, batch, num_workers, machine,
-                       {.sensitivities = false, .plain_packing = false, .threads = threads})
+                       {.sensitivities = false,
+                        .plain_packing = false,
+                        .slow_ranks = options.slow_ranks,
+                        .threads = options.threads})
       .seconds;
 }
 
@@ -290,7 +311,8 @@ const SimulatedStage& SimulatedStep::fullest() const {
 SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_workers,
                             const Machine& machine, const SimulateOptions& options) {
   const BatchPlans plans =
-      plan_later_batch(config, batch, num_workers, {}, /*trains=*/true, options.threads);
+      plan_later_batch(config, batch, num_workers, speeds_of_servers(config, num_workers, options),
+                       /*trains=*/true, options.threads);
   SimulatedStep step;
   step.figures.hash = plans_hash(plans);
   std::vector<RankSample> work;
@@ -317,7 +339,7 @@ SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_wo
   }
   step.even_attention_s = most_linear + attention;
   if (options.plain_packing)
-    step.plain_packing_s = plain_packing_s(config, batch, num_workers, machine, options.threads);
+    step.plain_packing_s = plain_packing_s(config, batch, num_workers, machine, options);
   step.tokens_per_s = static_cast<double>(step.figures.tokens) / step.seconds;
   step.share_of_peak = config.model.train_flops(step.figures.tokens, step.figures.pairs) /
                        (step.seconds * num_ranks(config, num_workers) *

@@ -8,6 +8,7 @@
 // Any thread may call the function.
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -83,15 +84,19 @@ struct SimulateOptions {
   /// figures and the peaks of its stages, and all times are 0.
   bool plays_beyond_memory = true;
   bool memory_over_time = false;  // SimulatedStage::memory
+  /// Of ranks that compute at less than the machine's rates: rank, share of them, above 0. Ranks
+  /// that divide layers wait for one another, so such a rank makes its whole server slow. Plans
+  /// know it with servers.reweight alone.
+  std::map<int, double> slow_ranks = {};
   /// The step is also written as a trace, unless it is null.
   const TraceRequest* trace = nullptr;
   /// How many threads plan and play. They change no result. Each plays on a few machines at once.
   int threads = threads_here();
 };
 
-/// The batch must be one of the run's. Throws as plan_later_batch does, what the trace's `write`
-/// throws, and Error(kUsage) where the programs of all ranks are too large to be looked at
-/// together.
+/// The batch must be one of the run's, and slow ranks are ranks of it. Throws as plan_later_batch
+/// does, what the trace's `write` throws, and Error(kUsage) where the programs of all ranks are too
+/// large to be looked at together.
 SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_workers,
                             const Machine& machine, const SimulateOptions& options = {});
 

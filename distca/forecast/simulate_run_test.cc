@@ -72,6 +72,28 @@ TEST(SimulateStep, stages_and_servers_have_names) {
       ::testing::ElementsAre("stage 0", "stage 1", "servers"));
 }
 
+/// All wait for a slow rank, unless plans give it less core attention.
+TEST(SimulateStep, a_slow_rank_takes_longer_and_reweighting_gives_it_less) {
+  const auto seconds = [](const std::vector<std::string>& more, const std::map<int, double>& slow) {
+    std::vector<std::string> words = kModel;
+    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), {"batch.nano_batches=2", "train.deterministic=false"});
+    return simulate_step(load_config("", words), batch_of(2), 4, machine_by_name("h200"),
+                         {.slow_ranks = slow})
+        .seconds;
+  };
+  const double even = seconds({}, {}), slow = seconds({}, {{2, 0.5}});
+  EXPECT_EQ(seconds({}, {{2, 1.0}}), even);
+  EXPECT_GT(slow, 1.5 * even);
+  EXPECT_LT(slow, 2.001 * even);
+  const double reweighted = seconds({"servers.reweight=true"}, {{2, 0.5}});
+  EXPECT_LT(reweighted, 0.97 * slow);
+  EXPECT_GT(reweighted, even);
+  const std::vector<std::string> tensor = {"parallel.tensor_model_parallel_size=2"};
+  EXPECT_EQ(seconds(tensor, {{2, 0.5}}), seconds(tensor, {{3, 0.5}}));  // they divide layers
+  EXPECT_GT(seconds(tensor, {{3, 0.5}}), 1.3 * seconds(tensor, {}));
+}
+
 /// A worker alone waits for nobody: a step is what it computes, at the rates of the machine.
 TEST(SimulateStep, one_worker_takes_what_it_computes) {
   const Machine machine = machine_by_name("h200");

@@ -1,0 +1,128 @@
+#include "cli/best_found.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/base/parallel.h"
+
+namespace distca::cli {
+namespace {
+
+/// One of the steps to play.
+struct OwnStep {
+  const PlayedSetting* setting;
+  int64_t step;
+  double* seconds;  // the result; 0 if the setting cannot be planned
+};
+
+double own_seconds(const Search& search, const StepArguments& asked, const OwnStep& of) {
+  const Config own = config_of(search.config, of.setting->setting);
+  StepArguments of_step = asked;
+  of_step.step = of.step;
+  try {
+    return simulate_step(own, asked_step(own, of_step).batch, search.gpus, search.machine,
+                         {.sensitivities = false, .plain_packing = false})
+        .seconds;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kPlan) throw;
+    return 0;  // its cap is below a document that is whole there
+  }
+}
+
+Json setting_json(const Search& search, const PlayedSetting& played) {
+  const Setting& setting = played.setting;
+  Json parts = Json::object();
+  for (const Loss& loss : kLosses) {
+    std::string key = loss.name;
+    std::erase(key, ',');
+    std::ranges::replace(key, ' ', '_');
+    parts[key] = loss.seconds(played);
+  }
+  return {{"tensor", setting.tensor},
+          {"stages", setting.stages},
+          {"replicas", setting.replicas},
+          {"nano_batches", setting.nano_batches},
+          {"order", order_of(setting)},
+          {"recompute", recompute_name(setting.recompute)},
+          {"step_s", played.seconds},
+          {"tokens_per_s", played.tokens_per_s},
+          {"share_of_peak", played.share_of_peak},
+          {"peak_bytes", std::llround(played.peak.total())},
+          {"peak_where", played.peak.where},
+          {"plan_hash", fmt::format("{:016x}", played.plan_hash)},
+          {"parts_s", std::move(parts)},
+          {"words", words_of(search.config, setting)}};
+}
+
+}  // namespace
+
+void play_own_steps(Search& search, const StepArguments& asked) {
+  const int64_t last = std::min(search.config.train.steps, search.step + kOwnSteps - 1);
+  std::vector<OwnStep> steps;
+  const auto add = [&](const PlayedSetting& setting, OwnSteps& own, int64_t until) {
+    own.resize(static_cast<size_t>(until - search.step + 1));
+    for (int64_t step = search.step; step <= until; ++step)
+      steps.push_back({&setting, step, &own[static_cast<size_t>(step - search.step)]});
+  };
+  search.own.resize(search.found.size());
+  for (size_t i = 0; i < search.found.size(); ++i) {
+    if (!search.found[i].best.empty()) add(search.found[i].best[0], search.own[i], last);
+  }
+  const std::vector<PlayedSetting>& ours = search.found[0].best;
+  search.own_of_ours.resize(ours.size());
+  for (size_t i = 0; i < ours.size(); ++i) add(ours[i], search.own_of_ours[i], search.step);
+  for_each_in_parallel(steps.size(), threads_here(),
+                       [&](size_t i) { *steps[i].seconds = own_seconds(search, asked, steps[i]); });
+  const auto drop_unplanned = [](OwnSteps& own) {
+    if (std::ranges::count(own, 0.0) > 0) own.clear();
+  };
+  std::ranges::for_each(search.own, drop_unplanned);
+  std::ranges::for_each(search.own_of_ours, drop_unplanned);
+}
+
+std::vector<double> own_ratios(const Search& search, size_t found) {
+  std::vector<double> ratios;
+  const OwnSteps& ours = search.own[0];
+  const OwnSteps& other = search.own[found];
+  for (size_t i = 0; i < std::min(ours.size(), other.size()); ++i)
+    ratios.push_back(other[i] / ours[i]);
+  return ratios;
+}
+
+Json json_of(const Search& search) {
+  Json all = Json::array();
+  for (size_t i = 0; i < search.found.size(); ++i) {
+    const Found& found = search.found[i];
+    Json best = Json::array(), divisions = Json::array();
+    for (const PlayedSetting& played : found.best) best.push_back(setting_json(search, played));
+    for (const Division& of : found.divisions) {
+      Json json{{"tensor", of.tensor}, {"stages", of.stages}, {"replicas", of.replicas}};
+      if (of.best) json["best"] = setting_json(search, *of.best);
+      if (!of.best && of.nearest) json["least_bytes"] = std::llround(of.nearest->bytes.total());
+      divisions.push_back(std::move(json));
+    }
+    all.push_back({{"name", found.contestant.name},
+                   {"settings", found.settings},
+                   {"predicted", found.played},
+                   {"too_large", found.too_large},
+                   {"ruled_out", found.ruled_out},
+                   {"refused", found.refused},
+                   {"best", std::move(best)},
+                   {"divisions", std::move(divisions)}});
+    if (search.own[i].empty()) continue;
+    all.back()["own_cuts_step_s"] = search.own[i].front();
+    all.back()["own_cuts_steps_s"] = search.own[i];
+  }
+  return {{"gpus", search.gpus},
+          {"machine", search.machine.name},
+          {"step", search.step},
+          {"tokens", search.tokens()},
+          {"most_nano_batches", search.nano_batches},
+          {"contestants", std::move(all)}};
+}
+
+}  // namespace distca::cli
