@@ -77,13 +77,22 @@ PaperStudy study_of(const PaperArguments& asked, const Machine& machine) {
       .progress = PaperProgress()};
 }
 
+/// "linear_tflops a fifth better: 1.09"
+std::string move_text(const PaperResult& of) {
+  if (!of.move) return "";
+  return fmt::format("{} a fifth {}: {:.2f}", machine_number_name(of.move->number),
+                     of.move->is_better ? "better" : "worse", of.move->speedup);
+}
+
 void print_results(const std::vector<PaperResult>& results, int batches) {
   const bool has_pipeline = results[0].row.table == PaperTable::kFourDimensions;
   std::vector<std::string> header = {"row",  "paper",   "its planner", "",
                                      "ours", "no wait", "even CA",     "WLB-ideal s"};
   if (has_pipeline) {
-    for (const char* name : {"WLB, P 1, s", "ours, P 1, s", "best/best"}) header.emplace_back(name);
+    for (const char* name : {"its planner, P 2", "P 4", "WLB, P 1, s", "ours, P 1, s", "best/best"})
+      header.emplace_back(name);
   }
+  header.emplace_back("moved most by");
   Table table(header), settings({"row", "WLB-ideal", "the paper's planner", "ours"});
   std::array<int64_t, 3> places{};
   for (const PaperResult& of : results) {
@@ -107,21 +116,27 @@ void print_results(const std::vector<PaperResult>& results, int batches) {
                                       bound(&PaperBest::even_attention_s),
                                       alone(of.wlb)};
     if (has_pipeline) {
+      for (const int stages : kPaperStages)
+        cells.push_back(factor_text(of.speedup_of_stages(stages)));
       cells.push_back(alone(of.wlb_alone));
       cells.push_back(alone(of.ours_alone));
       cells.push_back(factor_text(of.best_against_best()));
     }
+    cells.push_back(move_text(of));
     table.add_row(std::move(cells));
     settings.add_row(
         {of.row.name(), setting_text(of.wlb), setting_text(of.original), setting_text(of.ours)});
   }
   fmt::print(
       "WLB-ideal's step over others, {} a row. The bounds are ours: if no rank ever waited, and if "
-      "only core attention were even{}.\n{}\n"
+      "only core attention were even{}. Moved most by: the number of the machine that brings a row "
+      "nearest to the paper's range, to first order.\n{}\n"
       "The paper's planner is in the paper's range in {} of {} rows, below in {}, above in {}.\n\n"
       "Settings: stages P, nano-batches N, context parallelism CP\n{}",
       batches == 1 ? std::string("1 batch") : fmt::format("{} batches", batches),
-      has_pipeline ? ". P 1: steps without a pipeline; best/best: with or without one" : "",
+      has_pipeline ? ". P 2 and P 4: both with so many stages; P 1: steps without a pipeline; "
+                     "best/best: with or without one"
+                   : "",
       table.to_string(), places[1], results.size(), places[0], places[2], settings.to_string());
 }
 

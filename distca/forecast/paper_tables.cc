@@ -213,7 +213,36 @@ class RowContest {
     if (!best) return std::nullopt;
     PaperChoice choice = choices[*best];
     choice.setting = tried[*best].played->setting;
-    return played(choice, machine_);
+    PaperBest found = played(choice, machine_);
+    for (const Tried& one : tried) {
+      if (!one.played) continue;
+      double& shortest =
+          found.of_stages.try_emplace(one.played->setting.stages, one.played->seconds)
+              .first->second;
+      shortest = std::min(shortest, one.played->seconds);
+    }
+    return found;
+  }
+
+  /// PaperResult::move
+  PaperMove largest_move(const PaperResult& result) const {
+    const double speedup = result.speedup(result.original);
+    std::map<MachineNumber, double> change;  // the logarithm of the speed-up, if a fifth better
+    for (const auto& [number, shorter] : shorter_by(*result.wlb))
+      change[number] += std::log1p(-shorter);
+    for (const auto& [number, shorter] : shorter_by(*result.original))
+      change[number] -= std::log1p(-shorter);
+    const bool is_below = result.place() < 0;
+    PaperMove most;
+    double largest = 0;
+    for (const auto& [number, more] : change) {
+      if (std::abs(more) <= largest) continue;
+      largest = std::abs(more);
+      most = {.number = number,
+              .is_better = (more > 0) == is_below,
+              .speedup = speedup * std::exp(is_below ? largest : -largest)};
+    }
+    return most;
   }
 
   const Machine& machine() const { return machine_; }
@@ -221,8 +250,7 @@ class RowContest {
   PaperBest played(const PaperChoice& choice, const Machine& machine) const {
     PaperBest best{
         .setting = choice.setting, .group = choice.group, .most_over_mean = choice.most_over_mean};
-    const Config config =
-        config_of(config_for(row_, machine, choice.setting.scheduler), choice.setting);
+    const Config config = config_with(choice, machine);
     for (const Batch& step : steps_) {
       const SimulatedStep simulated =
           simulate_step(config, batch_of(step, choice), row_.gpus, machine,
@@ -236,6 +264,19 @@ class RowContest {
   }
 
  private:
+  Config config_with(const PaperChoice& choice, const Machine& machine) const {
+    return config_of(config_for(row_, machine, choice.setting.scheduler), choice.setting);
+  }
+
+  /// By how much the first batch's step is shorter with each better number of the machine.
+  std::vector<Sensitivity> shorter_by(const PaperBest& best) const {
+    const PaperChoice choice{
+        .setting = best.setting, .group = best.group, .most_over_mean = best.most_over_mean};
+    return simulate_step(config_with(choice, machine_), batch_of(steps_[0], choice), row_.gpus,
+                         machine_, {.plain_packing = false})
+        .sensitivities;
+  }
+
   static Batch batch_of(const Batch& step, const PaperChoice& choice) {
     return choice.group > 0 ? packed_step(step, choice) : joined(step, choice.setting.nano_batches);
   }
@@ -277,6 +318,13 @@ std::optional<int> PaperResult::place() const {
   return found < row.published.least ? -1 : found > row.published.most ? 1 : 0;
 }
 
+double PaperResult::speedup_of_stages(int stages) const {
+  const auto seconds = [&](const std::optional<PaperBest>& best) {
+    return best && best->of_stages.contains(stages) ? best->of_stages.at(stages) : 0;
+  };
+  return seconds(original) > 0 ? seconds(wlb) / seconds(original) : 0;
+}
+
 PaperResult play_row(const PaperRow& row, const PaperStudy& study) {
   constexpr std::array kAlone = {1};
   const bool has_pipeline = row.table == PaperTable::kFourDimensions;
@@ -287,6 +335,7 @@ PaperResult play_row(const PaperRow& row, const PaperStudy& study) {
                      .wlb = contest.best(kAllGather, stages),
                      .original = contest.best(kOriginal, stages),
                      .ours = contest.best("balanced", stages)};
+  if (result.place().value_or(0) != 0) result.move = contest.largest_move(result);
   if (!has_pipeline) return result;
   result.wlb_alone = contest.best(kAllGather, kAlone);
   result.ours_alone = contest.best("balanced", kAlone);

@@ -35,15 +35,26 @@ struct PaperBest {
   int group = 0;              // WLB-ideal: nodes that divide a document
   double most_over_mean = 0;  // WLB-ideal: of kPaperMostTokens
   double seconds = 0;
-  double busy_s = 0;            // SimulatedStep::busy_s
-  double even_attention_s = 0;  // SimulatedStep::even_attention_s
-  std::string words() const;    // "P 2, N 16, CP 4, selective"
+  double busy_s = 0;                // SimulatedStep::busy_s
+  double even_attention_s = 0;      // SimulatedStep::even_attention_s
+  std::map<int, double> of_stages;  // stages: the shortest step with so many, of the first batch
+  std::string words() const;        // "P 2, N 16, CP 4, selective"
+};
+
+/// A number of the machine, and what the speed-up of the paper's planner would be, to first order,
+/// if that were a fifth (kBetter) better or worse.
+struct PaperMove {
+  MachineNumber number = MachineNumber::kLinearTflops;
+  bool is_better = false;
+  double speedup = 0;
 };
 
 /// A way to train is not set where nothing fits the memory.
 struct PaperResult {
   PaperRow row;
   std::optional<PaperBest> wlb, original, ours;
+  /// The number that moves a row most towards the published range. Set where it is outside.
+  std::optional<PaperMove> move;
   /// Table 4 only: with no pipeline.
   std::optional<PaperBest> wlb_alone, ours_alone;
 
@@ -54,6 +65,8 @@ struct PaperResult {
   /// -1, 0 or 1: the paper's planner is below, in or above the published range, rounded to
   /// hundredths as that is. Not set if it is not known.
   std::optional<int> place() const;
+  /// WLB-ideal over the paper's planner, both with so many stages. 0 if one of them has no room.
+  double speedup_of_stages(int stages) const;
 };
 
 /// Throws as simulate_step() and sample_workloads() do.

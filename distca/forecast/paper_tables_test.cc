@@ -59,6 +59,11 @@ TEST(PaperTables, settings_of_a_row_are_within_their_bounds) {
     EXPECT_NEAR(best->busy_s / result.ours->busy_s, 1, .03);
   }
   EXPECT_EQ(result.best_against_best(), result.speedup(result.ours));
+  EXPECT_EQ(result.speedup_of_stages(1), result.speedup(result.original));
+  EXPECT_EQ(result.move.has_value(), result.place() != 0);
+  if (result.move) {
+    EXPECT_EQ(result.move->speedup > result.speedup(result.original), result.place() < 0);
+  }
 }
 
 TEST(PaperTables, one_stream_takes_longer_and_free_bytes_do_not) {
