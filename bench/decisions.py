@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """How much of a step each choice of the planner brings, by prediction.
 
-    bench/decisions.py [--program PROGRAM] [--most SERVERS]
+    bench/decisions.py [--program PROGRAM] [--servers N]...
 
 `distca simulate` plays steps of an 8B model (configs/gpu_8_nodes.toml) on stated H200s, over two lists of document
-lengths, on 8, 64 and 512 servers, with and without a pipeline, whose layers one rank has or eight divide. Each choice
-is the only difference to the same step without it. Prints a table: how much shorter the step is with the choice, the
-least and the most over the lists and steps. The numbers rest on stated prices alone, so they are the same on every
-computer.
+lengths, on 8, 64 and 512 servers, with and without a pipeline, whose layers one rank has or eight divide, on networks of
+50 and of 12.5 GB/s a GPU. Each choice is the only difference to the same step without it. Prints a table: how much
+shorter the step is with the choice, the least and the most over the lists and steps. The numbers rest on stated prices
+alone, so they are the same on every computer.
 """
 
 import argparse
@@ -15,21 +15,24 @@ import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).parent.parent
 LENGTHS = ("pretrain", "prolong")
 TOKENS_OF_SERVER = 65536
+GPUS_OF_NODE, INSIDE_GB_PER_S = 8, 360  # as of machine h200
+NETWORKS_GB_PER_S = (50, 12.5)
 PAIRS = {  # choice: keys without it, with it
-    "plan.tolerance=0.005, over 0.05": (["plan.tolerance=0.05"], ["plan.tolerance=0.005"]),
+    "plan.tolerance=0.005, over 0.02": (["plan.tolerance=0.02"], ["plan.tolerance=0.005"]),
+    "plan.tolerance=0.05, over 0.02": (["plan.tolerance=0.02"], ["plan.tolerance=0.05"]),
     "plan.split_kv": ([], ["plan.split_kv=true"]),
     "plan.spread": ([], ["plan.spread=true"]),
     "cluster.ranks_per_node": (["cluster.ranks_per_node=0"], []),
 }
-AUTO = ["plan.tolerance=auto", "plan.bandwidth_mb_per_s=50000"]
+AUTO = ["plan.tolerance=auto", "plan.bandwidth_mb_per_s={bandwidth}"]
 SLOW = ["--slow", "1=0.7"]
 PLAIN_PAIRS = {
-    "plan.tolerance=auto, over 0.05": (["plan.tolerance=0.05"], AUTO),
-    "plan.tolerance=auto, over 0.005": (["plan.tolerance=0.005"], AUTO),
+    "plan.tolerance=auto, over 0.02": (["plan.tolerance=0.02"], AUTO),
 }
 ONE_RANK_PAIRS = {  # refused with ranks that divide layers, and in a pipeline
     "servers.reweight, a server at 0.7": (SLOW, SLOW + ["servers.reweight=true", "train.deterministic=false"]),
@@ -37,7 +40,7 @@ ONE_RANK_PAIRS = {  # refused with ranks that divide layers, and in a pipeline
 PIPELINE_PAIRS = {
     "plan.fill_ticks=split-kv": (["plan.fill_ticks=exact"], ["plan.fill_ticks=split-kv"]),
     "plan.fill_ticks=spread": (["plan.fill_ticks=exact"], ["plan.fill_ticks=spread"]),
-    "plan.bandwidth_mb_per_s": ([], ["plan.bandwidth_mb_per_s=50000"]),
+    "plan.bandwidth_mb_per_s": ([], ["plan.bandwidth_mb_per_s={bandwidth}"]),
 }
 
 
@@ -50,45 +53,60 @@ def grid(servers, tensor, stages):
 
 
 class Simulator:
-    def __init__(self, program):
-        self.program, self.seconds = program, {}
+    def __init__(self, program, folder):
+        self.program, self.seconds, self.machines = program, {}, {}
+        printed = self.call("simulate", "--machine", "h200", "--print-machine")
+        for rate in NETWORKS_GB_PER_S:
+            machine = json.loads(printed)
+            machine["name"], machine["numbers"]["between_gb_per_s"]["value"] = f"h200, {rate:g} GB/s", rate
+            self.machines[rate] = pathlib.Path(folder) / f"{rate:g}.json"
+            self.machines[rate].write_text(json.dumps(machine))
 
-    def step(self, lengths, step, ranks, keys):
-        words = [self.program, "simulate", "--config", ROOT / "configs/gpu_8_nodes.toml", "--lengths",
-                 ROOT / f"distca/plan/testdata/lengths_{lengths}.json", "--workers", ranks, "--step", step, "--json",
-                 *keys]
-        words = tuple(map(str, words))
+    def call(self, *words):
+        done = subprocess.run([self.program, *map(str, words)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{' '.join(map(str, words))}: {done.stderr.strip()}")
+        return done.stdout
+
+    def step(self, network, lengths, step, ranks, keys):
+        words = ("simulate", "--config", ROOT / "configs/gpu_8_nodes.toml", "--machine", self.machines[network],
+                 "--lengths", ROOT / f"distca/plan/testdata/lengths_{lengths}.json", "--workers", ranks, "--step", step,
+                 "--json", *keys)
         if words not in self.seconds:
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-            self.seconds[words] = json.loads(done.stdout)["step_s"] if done.returncode == 0 else done.stderr.strip()
+            self.seconds[words] = json.loads(self.call(*words))["step_s"]
         return self.seconds[words]
+
+    def play(self, servers, tensor, stages, network):
+        ranks, keys = grid(servers, tensor, stages)
+        bandwidth = 1000 * (INSIDE_GB_PER_S if ranks <= GPUS_OF_NODE else network)
+        pairs = PAIRS | (PIPELINE_PAIRS if stages > 1 else PLAIN_PAIRS)
+        if stages == 1 and tensor == 1:
+            pairs |= ONE_RANK_PAIRS
+        for name, pair in pairs.items():
+            gains = []
+            for lengths in LENGTHS:
+                for step in (1,) if servers > 64 else (1, 2):
+                    without, extra = (self.step(network, lengths, step, ranks,
+                                                keys + [word.format(bandwidth=int(bandwidth)) for word in more])
+                                      for more in pair)
+                    gains.append(100 * (1 - extra / without))
+            print(f"{name}|{servers}|{tensor}|{stages}|{network:g}|{min(gains):+.1f}|{max(gains):+.1f}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", default=str(ROOT / "build/release/distca"))
-    parser.add_argument("--most", type=int, default=512, help="servers")
+    parser.add_argument("--servers", type=int, action="append", help="8, 64 and 512 if not given")
     options = parser.parse_args()
-    simulator = Simulator(options.program)
-    print("choice|servers|ranks that divide layers|stages|shorter by, %: least|most")
-    for servers in (8, 64, 512):
-        for tensor in (1, 8):
-            for stages in (1, 4):
-                if servers > options.most:
-                    continue
-                ranks, keys = grid(servers, tensor, stages)
-                pairs = PAIRS | (PIPELINE_PAIRS if stages > 1 else PLAIN_PAIRS)
-                if stages == 1 and tensor == 1:
-                    pairs |= ONE_RANK_PAIRS
-                for name, (without, extra) in pairs.items():
-                    gains = []
-                    for lengths in LENGTHS:
-                        for step in (1,) if servers > 64 else (1, 2, 3):
-                            pair = [simulator.step(lengths, step, ranks, keys + more) for more in (without, extra)]
-                            if any(isinstance(one, str) for one in pair):
-                                sys.exit(f"{name}, {servers} servers: {pair}")
-                            gains.append(100 * (1 - pair[1] / pair[0]))
-                    print(f"{name}|{servers}|{tensor}|{stages}|{min(gains):+.1f}|{max(gains):+.1f}", flush=True)
+    print("choice|servers|ranks that divide layers|stages|network, GB/s|shorter by, %: least|most")
+    with tempfile.TemporaryDirectory() as folder:
+        simulator = Simulator(options.program, folder)
+        for servers in options.servers or (8, 64, 512):
+            for tensor in (1, 8):
+                for stages in (1, 4):
+                    for network in NETWORKS_GB_PER_S:
+                        if servers * tensor > GPUS_OF_NODE or network == NETWORKS_GB_PER_S[0]:
+                            simulator.play(servers, tensor, stages, network)
 
 
 if __name__ == "__main__":

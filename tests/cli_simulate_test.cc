@@ -191,6 +191,29 @@ TEST_F(CliSimulateTest, find_best_prints_words_by_which_simulate_predicts_the_sa
   EXPECT_THAT(succeed(joined(find, {"--rivals", "none"})).out, Not(HasSubstr("wlb at its best")));
 }
 
+TEST_F(CliSimulateTest, words_behind_options_of_several_values_are_keys) {
+  const Words step = {"simulate",
+                      "--lengths",
+                      "distca/plan/testdata/lengths_pretrain.json",
+                      "--workers",
+                      "4",
+                      "--json",
+                      "batch.nano_batch_tokens=262144",
+                      "batch.max_document_tokens=65536",
+                      "--slow",
+                      "1=0.7",
+                      "--slow",
+                      "2=0.9"};
+  const Words reweighted = {"servers.reweight=true", "train.deterministic=false"};
+  EXPECT_LT(Json::parse(succeed(joined(step, reweighted)).out).at("step_s"),
+            Json::parse(succeed(step).out).at("step_s"));
+  EXPECT_THAT(
+      succeed({"simulate", "--lengths", "distca/plan/testdata/lengths_pretrain.json", "--find-best",
+               "--gpus", "2", "--rivals", "local", "batch.max_document_tokens=4096"})
+          .out,
+      HasSubstr("    distca train batch.max_document_tokens=4096 "));
+}
+
 TEST_F(CliSimulateTest, a_printed_machine_is_a_file_that_says_the_same) {
   const std::string file = folder_ / "mine.json";
   write_file_atomically(file, succeed({"simulate", "--machine", "h100", "--print-machine"}).out);
