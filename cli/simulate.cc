@@ -286,7 +286,7 @@ CLI::Option* add_find_best(CLI::App& verb, SimulateArguments& asked,
   verb.add_option("--rivals", asked.find.rivals,
                   "The rivals of --find-best, such as wlb,local, or none; default: all")
       ->delimiter(',')
-      ->allow_extra_args(false)  // what follows is a KEY=VALUE
+      ->allow_extra_args(false)  // a KEY=VALUE follows
       ->type_name("NAME,...")
       ->needs(find_best);
   find_best->needs(gpus);
@@ -318,7 +318,7 @@ void add_simulate(CLI::App& app) {
       verb->add_option("--slow", asked->slow_ranks,
                        "A rank that computes at a share of the machine's rates, such as 3=0.7")
           ->type_name("RANK=SPEED");
-  slow->allow_extra_args(false);  // what follows is a KEY=VALUE
+  slow->allow_extra_args(false);  // a KEY=VALUE follows
   CLI::Option* find_best = add_find_best(*verb, *asked, of_step, {trace, slow});
   CLI::Option* json = verb->add_flag("--json", asked->json, "Print one JSON object");
   CLI::Option* out = verb->add_option("--out", asked->out, "Also write the JSON object to a file")

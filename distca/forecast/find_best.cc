@@ -100,7 +100,8 @@ class BestSearch {
       begin = end;
     }
     if (found_.contestant.is_ours()) {
-      try_finer();
+      try_variants(with_tolerances);
+      try_variants(with_spread);
       try_other_divisions();
     }
     for (const Candidate& candidate : candidates_) found_.ruled_out += candidate.has_ended ? 0 : 1;
@@ -128,12 +129,12 @@ class BestSearch {
     for (size_t i = 0; i < tried.size(); ++i) take(candidates_[begin + i], tried[i]);
   }
 
-  /// The best settings once more, more evenly.
-  void try_finer() {
+  /// The best settings once more, planned otherwise.
+  void try_variants(std::vector<Setting> (*variants_of)(const Config&, const Setting&)) {
     size_t begin = candidates_.size();
     for (const PlayedSetting& played : found_.best) {
-      if (const auto finer = with_fine_tolerance(request_.config, played.setting))
-        candidates_.push_back({.setting = *finer});
+      for (const Setting& variant : variants_of(request_.config, played.setting))
+        candidates_.push_back({.setting = variant});
     }
     found_.settings = std::ssize(candidates_);
     for (size_t end = begin; begin < candidates_.size(); begin = end) {

@@ -67,13 +67,15 @@ std::vector<double> by_brute_force(const BestRequest& request, const Contestant&
     all.resize(std::min(all.size(), wanted));
   };
   predict(all_settings(request, contestant));
-  std::vector<Setting> finer;
-  for (const PlayedSetting& played : all) {
-    if (!contestant.is_ours()) continue;
-    if (const auto setting = with_fine_tolerance(request.config, played.setting))
-      finer.push_back(*setting);
+  for (const auto variants_of : {with_tolerances, with_spread}) {
+    std::vector<Setting> variants;
+    for (const PlayedSetting& played : all) {
+      if (!contestant.is_ours()) continue;
+      for (const Setting& setting : variants_of(request.config, played.setting))
+        variants.push_back(setting);
+    }
+    predict(variants);
   }
-  predict(finer);
   std::vector<double> seconds;
   for (const PlayedSetting& played : all) seconds.push_back(played.seconds);
   return seconds;
@@ -175,7 +177,12 @@ TEST(FindBest, words_make_the_configuration_of_a_setting) {
   BestRequest request = small_request();
   request.config = load_config("", given);
   for (const Contestant& contestant : contestants()) {
-    for (const Setting& setting : all_settings(request, contestant)) {
+    std::vector<Setting> settings = all_settings(request, contestant);
+    if (contestant.is_ours()) {
+      for (const Setting& evened : with_tolerances(request.config, settings.front()))
+        settings.push_back(with_spread(request.config, evened).at(0));
+    }
+    for (const Setting& setting : settings) {
       for (const Setting& relieved : reliefs_of(setting)) {
         std::vector<std::string> words = given;
         const std::vector<std::string> of_setting = words_of(request.config, relieved);
@@ -187,26 +194,32 @@ TEST(FindBest, words_make_the_configuration_of_a_setting) {
   }
 }
 
-TEST(FindBest, the_best_of_ours_are_also_evened_further) {
+TEST(FindBest, the_best_of_ours_are_also_planned_otherwise) {
   BestRequest request = small_request();
   Setting setting = all_settings(request, contestants()[0]).front();
   const Setting first = setting;
   setting.recompute = Recompute::kFull;
   setting.keys = Config::Exchange::Keys::kRedispatch;
-  const std::optional<Setting> finer = with_fine_tolerance(request.config, setting);
-  ASSERT_TRUE(finer);
-  EXPECT_EQ(finer->tolerance, kFineTolerance);
-  EXPECT_EQ(finer->recompute, first.recompute);
-  EXPECT_EQ(finer->keys, first.keys);
-  EXPECT_EQ(config_of(request.config, *finer).plan.tolerance.share, kFineTolerance);
+  const std::vector<Setting> evened = with_tolerances(request.config, setting);
+  ASSERT_EQ(evened.size(), kTolerances.size());
+  for (size_t i = 0; i < evened.size(); ++i) {
+    EXPECT_EQ(config_of(request.config, evened[i]).plan.tolerance.share, kTolerances[i]);
+    EXPECT_EQ(evened[i].recompute, first.recompute);
+    EXPECT_EQ(evened[i].keys, first.keys);
+  }
+  const std::vector<Setting> spread = with_spread(request.config, evened[0]);
+  ASSERT_EQ(spread.size(), 1U);
+  const Config config = config_of(request.config, spread[0]);
+  EXPECT_TRUE(config.plan.spread);
+  EXPECT_EQ(config.plan.tolerance.share, kTolerances[0]);
+  EXPECT_TRUE(with_spread(request.config, spread[0]).empty());
   setting.stages = setting.replicas = 1;
-  EXPECT_FALSE(with_fine_tolerance(request.config, setting)) << "a server alone";
-  request.config.plan.tolerance = {.share = kFineTolerance};
-  EXPECT_FALSE(with_fine_tolerance(request.config, first)) << "it is the configuration's";
-  const int64_t settings = std::ssize(all_settings(request, contestants()[0]));
-  EXPECT_EQ(find_best(request)[0].settings, settings);
-  request.config.plan.tolerance = {};
-  EXPECT_GT(find_best(request)[0].settings, settings);
+  EXPECT_TRUE(with_tolerances(request.config, setting).empty()) << "a server alone";
+  EXPECT_TRUE(with_spread(request.config, setting).empty());
+  request.config.plan.tolerance = {.share = kTolerances[1]};
+  EXPECT_EQ(with_tolerances(request.config, first).size(), 1U) << "one is the configuration's";
+  request.config.plan.spread = true;
+  EXPECT_TRUE(with_spread(request.config, first).empty());
 }
 
 TEST(FindBest, full_recomputation_is_told_from_other_linear_work) {

@@ -81,6 +81,16 @@ std::vector<int64_t> packed_tokens(const Setting& setting) {
 /// Setting::keys of the first of its reliefs. In a pipeline keys travel again in any case.
 Keys first_keys(int64_t stages) { return stages == 1 ? Keys::kKeep : Keys::kAuto; }
 
+/// The setting with the first of its reliefs.
+Setting unrelieved(Setting setting) {
+  setting.recompute = Recompute::kNone;
+  setting.keys = first_keys(setting.stages);
+  return setting;
+}
+
+/// True if there is nothing to even.
+bool is_alone(const Setting& setting) { return setting.stages * setting.replicas == 1; }
+
 constexpr std::array kWlbGroups = {2, 4, 8, 16};
 
 std::string wlb_cp_name(int group) { return fmt::format("wlb-cp{}", group); }
@@ -152,14 +162,21 @@ std::vector<Setting> settings_of(const Contestant& contestant, const Config& con
   return settings;
 }
 
-std::optional<Setting> with_fine_tolerance(const Config& config, const Setting& setting) {
-  if (config.plan.tolerance.share == kFineTolerance || setting.stages * setting.replicas == 1)
-    return {};  // it has it, or has nothing to even
-  Setting finer = setting;
-  finer.tolerance = kFineTolerance;
-  finer.recompute = Recompute::kNone;
-  finer.keys = first_keys(setting.stages);
-  return finer;
+std::vector<Setting> with_tolerances(const Config& config, const Setting& setting) {
+  std::vector<Setting> settings;
+  for (const double tolerance : kTolerances) {
+    if (config.plan.tolerance.share == tolerance || is_alone(setting)) continue;
+    settings.push_back(unrelieved(setting));
+    settings.back().tolerance = tolerance;
+  }
+  return settings;
+}
+
+std::vector<Setting> with_spread(const Config& config, const Setting& setting) {
+  if (config.plan.spread || setting.spread || is_alone(setting)) return {};
+  Setting spread = unrelieved(setting);
+  spread.spread = true;
+  return {spread};
 }
 
 std::vector<Setting> reliefs_of(const Setting& setting) {
@@ -187,6 +204,7 @@ Config config_of(const Config& config, const Setting& setting) {
   }
   if (setting.max_tokens > 0) changed.plan.max_tokens_per_worker = setting.max_tokens;
   if (setting.tolerance > 0) changed.plan.tolerance = {.share = setting.tolerance};
+  if (setting.spread) changed.plan.spread = true;
   changed.parallel.tensor_model_parallel_size = setting.tensor;
   changed.parallel.pipeline_model_parallel_size = setting.stages;
   if (setting.stages > 1) {
@@ -222,6 +240,7 @@ std::vector<std::string> words_of(const Config& config, const Setting& setting) 
   add("plan.scheduler", setting.scheduler);
   if (setting.max_tokens > 0) add("plan.max_tokens_per_worker", setting.max_tokens);
   if (setting.tolerance > 0) add("plan.tolerance", setting.tolerance);
+  if (setting.spread) add("plan.spread", true);
   if (!find_scheduler(setting.scheduler).split_kv) {
     if (config.plan.split_kv) add("plan.split_kv", false);
     if (config.plan.spread) add("plan.spread", false);
@@ -245,6 +264,7 @@ std::string division_text(const Setting& setting) {
 std::string order_of(const Setting& setting) {
   std::string order(overlap_name(setting.overlap));
   if (setting.tolerance > 0) order += fmt::format(", tolerance {:g}", setting.tolerance);
+  if (setting.spread) order += ", spread";
   if (setting.stages == 1) return order;
   return fmt::format("{}, {} outstanding, {}", schedule_name(setting.schedule), setting.outstanding,
                      order);

@@ -9,8 +9,8 @@
 //
 // Plain values; any thread may call the functions.
 
+#include <array>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +34,7 @@ struct Setting {
   int64_t max_tokens = 0;
   /// plan.tolerance, by which `balanced` evens. 0 means the configuration's.
   double tolerance = 0;
+  bool spread = false;  // plan.spread; false means the configuration's
   // These two are the least of reliefs_of() that fits the memory.
   Recompute recompute = Recompute::kNone;
   Config::Exchange::Keys keys = Config::Exchange::Keys::kAuto;
@@ -72,11 +73,14 @@ std::vector<Setting> settings_of(const Contestant& contestant, const Config& con
                                  const SettingSpace& space);
 inline constexpr double kPackedTokens = 1.5;
 
-/// A setting of ours that evens to kFineTolerance, with the first of its reliefs. Nothing if the
-/// configuration has this tolerance, or where a server is alone. Bytes are cheap where they travel
-/// under compute, and every wait for the busiest rank is not.
-std::optional<Setting> with_fine_tolerance(const Config& config, const Setting& setting);
-inline constexpr double kFineTolerance = 0.005;
+/// A setting of ours with each of kTolerances that the configuration does not have, and with the
+/// first of its reliefs. Nothing where a server is alone. Bytes are cheap where they travel under
+/// compute, and every wait for the busiest rank is not; on a slow network it is the other way
+/// round.
+std::vector<Setting> with_tolerances(const Config& config, const Setting& setting);
+inline constexpr std::array kTolerances = {0.005, 0.05};
+/// A setting of ours likewise with plan.spread, or nothing if it is on already.
+std::vector<Setting> with_spread(const Config& config, const Setting& setting);
 
 /// A setting with less and less memory: selective recomputation, keys that are dispatched again,
 /// full recomputation.
