@@ -69,7 +69,7 @@ std::string range_text(const std::vector<double>& values, const char* format) {
 
 /// "steps 1 to 4"
 std::string steps_text(const Search& search, size_t steps) {
-  if (steps == 1) return fmt::format("step {}", search.step);
+  if (steps <= 1) return fmt::format("step {}", search.step);
   return fmt::format("steps {} to {}", search.step, search.step + static_cast<int64_t>(steps) - 1);
 }
 
