@@ -38,7 +38,6 @@ ONE_RANK_PAIRS = {  # refused with ranks that divide layers, and in a pipeline
     "servers.reweight, a server at 0.7": (SLOW, SLOW + ["servers.reweight=true", "train.deterministic=false"]),
 }
 PIPELINE_PAIRS = {
-    "plan.fill_ticks=split-kv": (["plan.fill_ticks=exact"], ["plan.fill_ticks=split-kv"]),
     "plan.fill_ticks=spread": (["plan.fill_ticks=exact"], ["plan.fill_ticks=spread"]),
     "plan.bandwidth_mb_per_s": ([], ["plan.bandwidth_mb_per_s={bandwidth}"]),
 }

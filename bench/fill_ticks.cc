@@ -77,7 +77,6 @@ struct Way {
 const std::vector<Way>& ways() {
   static const std::vector<Way> all = {{.name = "exact"},
                                        {.name = "exact, 5 %", .tolerance_ppm = 50'000},
-                                       {.name = "split-kv", .fill_ticks = FillTicks::kSplitKv},
                                        {.name = "spread", .fill_ticks = FillTicks::kSpread},
                                        {.name = "spread everywhere", .spread = true}};
   return all;

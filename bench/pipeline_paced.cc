@@ -261,16 +261,14 @@ std::vector<WireArm> wire_arms(const PacedSetting& setting) {
   const auto step_of = [](const PacedSetting& of) {
     return std::make_shared<const PacedStep>(of, PipelineArm::kWholeEven);
   };
-  PacedSetting unweighed = setting, split_kv = setting, spread = setting;
+  PacedSetting unweighed = setting, spread = setting;
   unweighed.bytes_per_us = 0;
-  split_kv.fill_ticks = FillTicks::kSplitKv;
   spread.fill_ticks = FillTicks::kSpread;
   const auto step = step_of(setting);
   return {{"whole", step},
           {"whole, again", step},
           {"one byte", step, /*is_cut=*/true},
           {"not weighed", step_of(unweighed)},
-          {"fill_ticks = split-kv", step_of(split_kv)},
           {"fill_ticks = spread", step_of(spread)}};
 }
 

@@ -81,8 +81,6 @@ std::vector<RecordedStep> recorded_wire(const std::filesystem::path& path) {
     other.bytes_per_us = 0;
     add("not weighed", other, false);
     other = setting;
-    other.fill_ticks = FillTicks::kSplitKv;
-    add("fill_ticks = split-kv", other, false);
     other.fill_ticks = FillTicks::kSpread;
     add("fill_ticks = spread", other, false);
   }

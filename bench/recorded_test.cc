@@ -22,7 +22,7 @@ TEST(Recorded, steps_take_as_long_as_they_are_played) {
     most = std::max(most, error);
   }
   fmt::print("{} of {} within 5 %\n", close, steps.size());
-  EXPECT_EQ(steps.size(), 120u);
+  EXPECT_EQ(steps.size(), 118u);
   EXPECT_GE(close, 110);
   EXPECT_LE(most, 0.13);
 }

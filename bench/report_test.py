@@ -314,7 +314,7 @@ class Program(unittest.TestCase):
         self.assertEqual(missed(tick(1, 250)), 0)
         self.assertEqual(missed(tick(1, 251)), 1)
         self.assertEqual(missed(tick(1, 251, sampled=True)), 0)
-        self.assertEqual(missed(tick(1, 201, way="split-kv")), 1)
+        self.assertEqual(missed(tick(1, 121, way="spread")), 1)
         self.assertEqual(missed(tick(1, 1, plan_ms=21)), 1)
         self.assertEqual(missed(tick(1, 1, over_least=1.04)), 0)  # attention alone is evened
         self.assertEqual(missed(tick(1, 1, over_least=1.04, attention_share=0.5)), 1)

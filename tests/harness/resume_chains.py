@@ -41,7 +41,7 @@ SETTINGS = {
     "plan.layout": ("balanced", "sequential", "wlb", "karmarkar-karp", "per-document-cp"),
     "plan.scheduler": ("greedy", "local", "per-document-cp", "wlb", "karmarkar-karp", "wlb-cp2"), "plan.tolerance": (0, 0.3, "auto"),
     "plan.split_kv": ("true",), "plan.spread": ("true",), "plan.profile": ("h200",), "plan.max_tokens_per_worker": (4096,),
-    "plan.max_memory_gib": (4,), "plan.bandwidth_mb_per_s": (100,), "plan.fill_ticks": ("split-kv", "spread"),
+    "plan.max_memory_gib": (4,), "plan.bandwidth_mb_per_s": (100,), "plan.fill_ticks": ("spread",),
     "servers.dedicated": (1, 2), "servers.in_place": ("false",), "servers.reweight": ("true",),
     "exchange.grad_dtype": ("accumulator",), "exchange.keys": ("keep", "redispatch"),
     "attention.kernel": ("aten", "reference"),

@@ -168,7 +168,6 @@ void append(const PipelineRequest& request, int nano, int stage, NanoBatch& all,
 
 void set_fill_options(FillTicks fill_ticks, PlanOptions& options) {
   if (!find_scheduler(options.scheduler).split_kv) return;
-  options.split_kv |= fill_ticks == FillTicks::kSplitKv;
   options.spread |= fill_ticks == FillTicks::kSpread;
 }
 

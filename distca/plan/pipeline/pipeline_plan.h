@@ -38,18 +38,16 @@ namespace distca {
 /// that hold tokens send much more than in other ticks, since idle stages compute most of their
 /// attention.
 enum class FillTicks : uint8_t {
-  kExact,    // with the options of all other ticks, so that O has the bits of every other plan
-  kSplitKv,  // with PlanOptions::split_kv, if the scheduler knows it
-  kSpread,   // with PlanOptions::spread, if the scheduler knows it
+  kExact,   // with the options of all other ticks, so that O has the bits of every other plan
+  kSpread,  // with PlanOptions::spread, if the scheduler knows it
 };
 struct FillTicksName {
   std::string_view name;
   std::string_view summary;  // one line, for --print-config
   FillTicks fill_ticks;
 };
-inline constexpr std::array<FillTicksName, 3> kFillTicks{{
+inline constexpr std::array<FillTicksName, 2> kFillTicks{{
     {"exact", "as all other ticks: the same bits of the loss", FillTicks::kExact},
-    {"split-kv", "with split-KV: about half of the largest send", FillTicks::kSplitKv},
     {"spread", "with spread: the lowest largest send, and long planning", FillTicks::kSpread},
 }};
 
