@@ -44,11 +44,12 @@ PIPELINE_PAIRS = {
 
 
 def grid(servers, tensor, stages):
-    """The ranks and the keys of a step. A pipeline has four micro-batches for each stage, of two nano-batches each."""
-    nano_batches = 8 if stages == 1 else 8 * stages
+    """The ranks and the keys of a step. A pipeline has four micro-batches for each stage, of two nano-batches each. 512
+    servers have half of the layers, as more cannot be looked at together."""
+    nano_batches = 8 * stages
     keys = [f"parallel.tensor_model_parallel_size={tensor}", f"parallel.pipeline_model_parallel_size={stages}",
             f"batch.nano_batches={nano_batches}", f"batch.nano_batch_tokens={TOKENS_OF_SERVER * servers // stages}"]
-    return servers * tensor, keys
+    return servers * tensor, keys + (["model.num_hidden_layers=16"] if servers > 64 else [])
 
 
 class Simulator:
@@ -86,7 +87,8 @@ class Simulator:
             for lengths in LENGTHS:
                 for step in (1,) if servers > 64 else (1, 2):
                     without, extra = (self.step(network, lengths, step, ranks,
-                                                keys + [word.format(bandwidth=int(bandwidth)) for word in more])
+                                                keys + (more if "plan.spread=true" in more else ["plan.spread=false"] +
+                                                        [word.format(bandwidth=int(bandwidth)) for word in more]))
                                       for more in pair)
                     gains.append(100 * (1 - extra / without))
             print(f"{name}|{servers}|{tensor}|{stages}|{network:g}|{min(gains):+.1f}|{max(gains):+.1f}", flush=True)

@@ -173,7 +173,8 @@ TEST(FindBest, the_result_is_the_same_each_time) {
 
 TEST(FindBest, words_make_the_configuration_of_a_setting) {
   std::vector<std::string> given = kSmallRun;
-  given.insert(given.end(), {"plan.split_kv=true", "train.recompute=full", "exchange.keys=keep"});
+  given.insert(given.end(), {"plan.split_kv=true", "plan.spread=true", "train.recompute=full",
+                             "exchange.keys=keep"});
   BestRequest request = small_request();
   request.config = load_config("", given);
   for (const Contestant& contestant : contestants()) {
@@ -218,8 +219,6 @@ TEST(FindBest, the_best_of_ours_are_also_planned_otherwise) {
   EXPECT_TRUE(with_spread(request.config, setting).empty());
   request.config.plan.tolerance = {.share = kTolerances[1]};
   EXPECT_EQ(with_tolerances(request.config, first).size(), 1U) << "one is the configuration's";
-  request.config.plan.spread = true;
-  EXPECT_TRUE(with_spread(request.config, first).empty());
 }
 
 TEST(FindBest, full_recomputation_is_told_from_other_linear_work) {

@@ -172,8 +172,8 @@ std::vector<Setting> with_tolerances(const Config& config, const Setting& settin
   return settings;
 }
 
-std::vector<Setting> with_spread(const Config& config, const Setting& setting) {
-  if (config.plan.spread || setting.spread || is_alone(setting)) return {};
+std::vector<Setting> with_spread(const Config& /*config*/, const Setting& setting) {
+  if (setting.spread || is_alone(setting)) return {};
   Setting spread = unrelieved(setting);
   spread.spread = true;
   return {spread};
@@ -198,13 +198,13 @@ std::vector<Setting> reliefs_of(const Setting& setting) {
 Config config_of(const Config& config, const Setting& setting) {
   Config changed = config;
   changed.plan.scheduler = setting.scheduler;
+  changed.plan.spread = setting.spread;
   if (!find_scheduler(setting.scheduler).split_kv) {
-    changed.plan.split_kv = changed.plan.spread = false;
+    changed.plan.split_kv = false;
     changed.plan.fill_ticks = FillTicks::kExact;
   }
   if (setting.max_tokens > 0) changed.plan.max_tokens_per_worker = setting.max_tokens;
   if (setting.tolerance > 0) changed.plan.tolerance = {.share = setting.tolerance};
-  if (setting.spread) changed.plan.spread = true;
   changed.parallel.tensor_model_parallel_size = setting.tensor;
   changed.parallel.pipeline_model_parallel_size = setting.stages;
   if (setting.stages > 1) {
@@ -240,10 +240,9 @@ std::vector<std::string> words_of(const Config& config, const Setting& setting) 
   add("plan.scheduler", setting.scheduler);
   if (setting.max_tokens > 0) add("plan.max_tokens_per_worker", setting.max_tokens);
   if (setting.tolerance > 0) add("plan.tolerance", setting.tolerance);
-  if (setting.spread) add("plan.spread", true);
+  if (config.plan.spread != setting.spread) add("plan.spread", setting.spread);
   if (!find_scheduler(setting.scheduler).split_kv) {
     if (config.plan.split_kv) add("plan.split_kv", false);
-    if (config.plan.spread) add("plan.spread", false);
     if (config.plan.fill_ticks != FillTicks::kExact) add("plan.fill_ticks", "exact");
   }
   if (config.cluster.ranks_per_node != setting.ranks_per_node)

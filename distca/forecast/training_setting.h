@@ -34,7 +34,7 @@ struct Setting {
   int64_t max_tokens = 0;
   /// plan.tolerance, by which `balanced` evens. 0 means the configuration's.
   double tolerance = 0;
-  bool spread = false;  // plan.spread; false means the configuration's
+  bool spread = false;  // plan.spread
   // These two are the least of reliefs_of() that fits the memory.
   Recompute recompute = Recompute::kNone;
   Config::Exchange::Keys keys = Config::Exchange::Keys::kAuto;
@@ -79,7 +79,7 @@ inline constexpr double kPackedTokens = 1.5;
 /// round.
 std::vector<Setting> with_tolerances(const Config& config, const Setting& setting);
 inline constexpr std::array kTolerances = {0.005, 0.05};
-/// A setting of ours likewise with plan.spread, or nothing if it is on already.
+/// A setting of ours likewise with plan.spread, or nothing if it has that.
 std::vector<Setting> with_spread(const Config& config, const Setting& setting);
 
 /// A setting with less and less memory: selective recomputation, keys that are dispatched again,
