@@ -86,7 +86,7 @@ AskedStep asked_step(const Config& config, const StepArguments& asked) {
   if (measures_speeds(config)) {
     step.notes +=
         "train.deterministic is false: a run plans with the speeds that it measures, and these "
-        "plans rest on none\n";
+        "plans with none that was measured\n";
   }
   return step;
 }

@@ -12,6 +12,9 @@
 namespace distca::cli {
 namespace {
 
+/// Steps that are played at the same time: each takes up to some 6 GiB.
+constexpr int kOwnTogether = 8;
+
 /// One of the steps to play.
 struct OwnStep {
   const PlayedSetting* setting;
@@ -25,11 +28,10 @@ double own_seconds(const Search& search, const StepArguments& asked, const OwnSt
   of_step.step = of.step;
   try {
     return simulate_step(own, asked_step(own, of_step).batch, search.gpus, search.machine,
-                         {.sensitivities = false, .plain_packing = false})
+                         {.sensitivities = false, .plain_packing = false, .threads = 2})
         .seconds;
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kPlan) throw;
-    return 0;  // its cap is below a document that is whole there
+  } catch (const Error&) {  // its cap is below a document that is whole there, mostly
+    return 0;
   }
 }
 
@@ -75,10 +77,10 @@ void play_own_steps(Search& search, const StepArguments& asked) {
   const std::vector<PlayedSetting>& ours = search.found[0].best;
   search.own_of_ours.resize(ours.size());
   for (size_t i = 0; i < ours.size(); ++i) add(ours[i], search.own_of_ours[i], search.step);
-  for_each_in_parallel(steps.size(), threads_here(),
+  for_each_in_parallel(steps.size(), std::min(threads_here(), kOwnTogether),
                        [&](size_t i) { *steps[i].seconds = own_seconds(search, asked, steps[i]); });
   const auto drop_unplanned = [](OwnSteps& own) {
-    if (std::ranges::count(own, 0.0) > 0) own.clear();
+    own.erase(std::ranges::find(own, 0.0), own.end());
   };
   std::ranges::for_each(search.own, drop_unplanned);
   std::ranges::for_each(search.own_of_ours, drop_unplanned);
@@ -98,7 +100,11 @@ Json json_of(const Search& search) {
   for (size_t i = 0; i < search.found.size(); ++i) {
     const Found& found = search.found[i];
     Json best = Json::array(), divisions = Json::array();
-    for (const PlayedSetting& played : found.best) best.push_back(setting_json(search, played));
+    for (size_t k = 0; k < found.best.size(); ++k) {
+      best.push_back(setting_json(search, found.best[k]));
+      if (i == 0 && !search.own_of_ours[k].empty())
+        best.back()["own_cuts_step_s"] = search.own_of_ours[k].front();
+    }
     for (const Division& of : found.divisions) {
       Json json{{"tensor", of.tensor}, {"stages", of.stages}, {"replicas", of.replicas}};
       if (of.best) json["best"] = setting_json(search, *of.best);
@@ -117,11 +123,9 @@ Json json_of(const Search& search) {
     all.back()["own_cuts_step_s"] = search.own[i].front();
     all.back()["own_cuts_steps_s"] = search.own[i];
   }
-  return {{"gpus", search.gpus},
-          {"machine", search.machine.name},
-          {"step", search.step},
-          {"tokens", search.tokens()},
-          {"most_nano_batches", search.nano_batches},
+  return {{"gpus", search.gpus},          {"machine", search.machine.name},
+          {"step", search.step},          {"tokens", search.tokens()},
+          {"command", search.command},    {"most_nano_batches", search.nano_batches},
           {"contestants", std::move(all)}};
 }
 

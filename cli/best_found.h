@@ -1,10 +1,9 @@
 #pragma once
-// The result of a search for the best setting (find_best.h), as it is printed and as JSON, with
+// The result of a search for the best setting (find_best.h), which that prints, and its JSON, with
 // the steps of the best settings on the documents that their own runs would have.
 
 #include <array>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +30,8 @@ inline constexpr std::array<Loss, 6> kLosses{{
 }};
 
 /// Steps of one setting with the documents that `distca train` would have: nano-batches cut
-/// documents where they end, and a setting with fewer of them cuts fewer. Empty if they cannot be
-/// planned.
+/// documents where they end, and a setting with fewer of them cuts fewer. It ends before the first
+/// step that cannot be planned.
 using OwnSteps = std::vector<double>;  // [step] seconds, from Search::step on
 
 /// All that is printed.
@@ -43,7 +42,7 @@ struct Search {
   int64_t step = 1;
   int64_t nano_batches = 1;  // the most that a setting has
   std::string notes;
-  std::string command;  // `distca train` with the words of the search, without those of a setting
+  std::string command;  // `distca train` with the words of the search, for a shell
   std::vector<Found> found;
   /// [found] Of the best setting: the step of the search and those behind it, up to kOwnSteps.
   std::vector<OwnSteps> own;

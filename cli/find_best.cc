@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/best_found.h"
@@ -318,6 +319,8 @@ std::vector<Contestant> contestants_of(const FindBestArguments& asked) {
   for (const std::string& name : *asked.rivals) {
     DISTCA_THROW_IF(name != "none" && std::ranges::count(names, name) == 0, ErrorKind::kUsage,
                     "--rivals {}: it is none of {}, none", name, fmt::join(names, ", "));
+    DISTCA_THROW_IF(name == "none" && asked.rivals->size() > 1, ErrorKind::kUsage,
+                    "--rivals none beside other names: give one or the other");
   }
   std::erase_if(all, [&](const Contestant& contestant) {
     return !contestant.is_ours() && std::ranges::count(*asked.rivals, contestant.name) == 0;
@@ -325,11 +328,22 @@ std::vector<Contestant> contestants_of(const FindBestArguments& asked) {
   return all;
 }
 
-/// `distca train` with the file and the words of the search.
-std::string train_command(const StepArguments& asked) {
+/// The word as a shell reads it.
+std::string quoted(const std::string& word) {
+  constexpr std::string_view kSafe =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=.,:/@%";
+  if (word.find_first_not_of(kSafe) == std::string::npos) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + "'";
+}
+
+/// `distca train` with the file and the words of the search, without those of a setting.
+std::string train_command(const StepArguments& asked, const Config& config) {
   std::string command = "distca train";
-  if (!asked.config.empty()) command += " --config " + asked.config;
-  for (const std::string& word : asked.overrides) command += " " + word;
+  if (!asked.config.empty()) command += " --config " + quoted(asked.config);
+  for (const std::string& word : asked.overrides) command += " " + quoted(word);
+  if (config.data.prefix.empty()) command += " data.prefix=PREFIX";
   return command;
 }
 
@@ -358,7 +372,7 @@ std::string find_best_setting(const StepArguments& asked, const Config& config,
                 .step = asked.step,
                 .nano_batches = std::ssize(step.batch),
                 .notes = step.notes,
-                .command = train_command(asked),
+                .command = train_command(asked, config),
                 .found = {},
                 .own = {},
                 .own_of_ours = {}};

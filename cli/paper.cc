@@ -129,8 +129,8 @@ void print_results(const std::vector<PaperResult>& results, int batches) {
   }
   fmt::print(
       "WLB-ideal's step over others, {} a row. The bounds are ours: if no rank ever waited, and if "
-      "only core attention were even{}. Moved most by: the number of the machine that brings a row "
-      "nearest to the paper's range, to first order.\n{}\n"
+      "only core attention were even{}. Moved most by: the number of the machine that moves a row "
+      "most towards the paper's range, to first order.\n{}\n"
       "The paper's planner is in the paper's range in {} of {} rows, below in {}, above in {}.\n\n"
       "Settings: stages P, nano-batches N, context parallelism CP\n{}",
       batches == 1 ? std::string("1 batch") : fmt::format("{} batches", batches),

@@ -68,7 +68,20 @@ Json json_of(const std::vector<MemoryPoint>& points) {
   return json;
 }
 
-Json json_of(const SimulatedStep& step, const Machine& machine, int64_t number, int ranks) {
+using SlowRanks = std::map<int, double>;  // rank: its share of the machine's rates
+
+/// "rank 1 at 0.7, rank 3 at 0.9"
+std::string slow_text(const SlowRanks& slow) {
+  std::vector<std::string> texts;
+  for (const auto& [rank, speed] : slow)
+    texts.push_back(fmt::format("rank {} at {:g}", rank, speed));
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
+Json json_of(const SimulatedStep& step, const Machine& machine, int64_t number, int ranks,
+             const SlowRanks& slow) {
+  Json slow_ranks = Json::object();
+  for (const auto& [rank, speed] : slow) slow_ranks[std::to_string(rank)] = speed;
   Json stages = Json::array(), better = Json::array();
   for (const SimulatedStage& stage : step.stages) {
     Json json{{"name", stage.name},           {"peak_bytes", std::llround(stage.peak.total())},
@@ -87,6 +100,7 @@ Json json_of(const SimulatedStep& step, const Machine& machine, int64_t number, 
           {"plan_hash", fmt::format("{:016x}", step.figures.hash)},
           {"step_s", step.seconds},
           {"ranks", ranks},
+          {"slow_ranks", std::move(slow_ranks)},
           {"load_before", step.figures.load_before},
           {"load_after", step.figures.load_after},
           {"tokens_per_s", step.tokens_per_s},
@@ -135,7 +149,7 @@ void print_stages(const SimulatedStep& step, const Machine& machine) {
 }
 
 void print_for_people(const Config& config, const AskedStep& asked, int64_t number,
-                      const SimulatedStep& step, const Machine& machine) {
+                      const SimulatedStep& step, const Machine& machine, const SlowRanks& slow) {
   fmt::print(
       "Step {} of {}: {} nano-batch{} of {} tokens on {}, machine {}\n"
       "plan hash {:016x}, as plan_hash in metrics.jsonl\n{}\n"
@@ -146,6 +160,10 @@ void print_for_people(const Config& config, const AskedStep& asked, int64_t numb
       run_grid(config, asked.workers).describe(), machine.name, step.figures.hash, asked.notes,
       step.seconds, with_thousands(std::llround(step.tokens_per_s)), 100 * step.share_of_peak,
       step.busy_s, step.even_attention_s);
+  if (!slow.empty())
+    fmt::print(
+        "slow         {} of the machine's rates; plans know it with servers.reweight alone\n",
+        slow_text(slow));
   if (machine.check.measured_s > 0) {
     fmt::print("prices        as of their last check, a step is predicted {:+.1f} % off\n",
                100 * machine.check.error());
@@ -163,7 +181,7 @@ void print_for_people(const Config& config, const AskedStep& asked, int64_t numb
   }
   fmt::print("\n{}", table.to_string());
   if (step.one_of_each_server)
-    fmt::print("\nRanks that divide layers are alike: the first of each server was played.\n");
+    fmt::print("\nRanks that divide layers do the same: the first of each server was played.\n");
 }
 
 /// The file of --trace or --out, or nothing. It is opened before the step is planned, and appears
@@ -208,8 +226,8 @@ void print_trace(const std::string& file, const SimulatedStep& step) {
 }
 
 /// [rank] The share of the machine's rates that it has. Throws Error(kUsage).
-std::map<int, double> slow_ranks_of(const std::vector<std::string>& words, int ranks) {
-  std::map<int, double> slow;
+SlowRanks slow_ranks_of(const std::vector<std::string>& words, int ranks) {
+  SlowRanks slow;
   for (const std::string& word : words) {
     const size_t equals = word.find('=');
     int rank = -1;
@@ -232,6 +250,13 @@ void refuse_with_paper(const SimulateArguments& asked, bool given, const std::st
   DISTCA_THROW_IF(given && !asked.paper.experiment.empty(), ErrorKind::kUsage,
                   "--paper {}: its rows say all, so {} would be ignored", asked.paper.experiment,
                   name);
+}
+
+void refuse_with_machine(const SimulateArguments& asked, const std::vector<CLI::Option*>& others) {
+  for (const CLI::Option* other : others) {
+    DISTCA_THROW_IF(asked.prints_machine && other->count() > 0, ErrorKind::kUsage,
+                    "--print-machine prints a machine, so {} would be ignored", other->get_name());
+  }
 }
 
 void simulate(const SimulateArguments& asked) {
@@ -258,18 +283,18 @@ void simulate(const SimulateArguments& asked) {
   const AskedStep step = asked_step(config, asked);
   check_sizes_of(config, step);
   const int ranks = run_grid(config, step.workers).num_ranks();
+  const SlowRanks slow = slow_ranks_of(asked.slow_ranks, ranks);
   const TraceRequest request{.step = asked.step,
                              .write = [&](std::string_view part) { trace.write(part); }};
-  const SimulatedStep simulated =
-      simulate_step(config, step.batch, step.workers, machine,
-                    {.memory_over_time = true,
-                     .slow_ranks = slow_ranks_of(asked.slow_ranks, ranks),
-                     .trace = trace.is_wanted() ? &request : nullptr});
+  const SimulatedStep simulated = simulate_step(config, step.batch, step.workers, machine,
+                                                {.memory_over_time = true,
+                                                 .slow_ranks = slow,
+                                                 .trace = trace.is_wanted() ? &request : nullptr});
   trace.commit();
-  const std::string json = canonical_json(json_of(simulated, machine, asked.step, ranks));
+  const std::string json = canonical_json(json_of(simulated, machine, asked.step, ranks, slow));
   keep(json);
   if (asked.json) return fmt::print("{}", json);
-  print_for_people(config, step, asked.step, simulated, machine);
+  print_for_people(config, step, asked.step, simulated, machine, slow);
   if (trace.is_wanted()) print_trace(asked.trace, simulated);
 }
 
@@ -326,7 +351,9 @@ void add_simulate(CLI::App& app) {
   CLI::Option* print_machine =
       verb->add_flag("--print-machine", asked->prints_machine,
                      "Print the file of the machine instead, to change numbers in it");
-  for (CLI::Option* other : {trace, slow, find_best, json, out}) print_machine->excludes(other);
+  std::vector<CLI::Option*> not_of_machine = {trace, slow, find_best, json,
+                                              out};  // in help: too wide
+  not_of_machine.insert(not_of_machine.end(), of_step.begin(), of_step.end());
   CLI::Option* paper =
       verb->add_option("--paper", asked->paper.experiment,
                        "Play an experiment of the paper instead, beside what it publishes; "
@@ -349,7 +376,8 @@ void add_simulate(CLI::App& app) {
       "The best setting:  distca simulate --config FILE --lengths FILE --find-best --gpus 64\n"
       "Example:  distca simulate --config configs/gpu_8_nodes.toml --lengths lengths.json "
       "--workers 64");
-  verb->callback([asked, not_of_paper] {
+  verb->callback([asked, not_of_paper, not_of_machine] {
+    refuse_with_machine(*asked, not_of_machine);
     for (const CLI::Option* other : not_of_paper)
       refuse_with_paper(*asked, other->count() > 0, other->get_name());
     simulate(*asked);

@@ -211,7 +211,7 @@ TEST_F(CliSimulateTest, words_behind_options_of_several_values_are_keys) {
       succeed({"simulate", "--lengths", "distca/plan/testdata/lengths_pretrain.json", "--find-best",
                "--gpus", "2", "--rivals", "local", "batch.max_document_tokens=4096"})
           .out,
-      HasSubstr("    distca train batch.max_document_tokens=4096 "));
+      HasSubstr("    distca train batch.max_document_tokens=4096 data.prefix=PREFIX "));
 }
 
 TEST_F(CliSimulateTest, a_printed_machine_is_a_file_that_says_the_same) {

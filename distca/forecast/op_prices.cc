@@ -243,7 +243,8 @@ MachinePrices::MachinePrices(const Config& config, const Machine& machine,
 }
 
 void MachinePrices::slow_down(int rank, double speed) {
-  speeds_[static_cast<size_t>(program_of_[static_cast<size_t>(rank)])] = speed;
+  double& slowest = speeds_[static_cast<size_t>(program_of_[static_cast<size_t>(rank)])];
+  slowest = std::min(slowest, speed);
 }
 
 MachinePrices MachinePrices::on(const Machine& machine) const {

@@ -46,8 +46,8 @@ class MachinePrices : public OpPrices {
   /// through here, on up to so many threads, and not later. Throws as check_measured().
   MachinePrices(const Config& config, const Machine& machine, std::span<const Program> programs,
                 int threads = 1);
-  /// Makes a played rank compute at this share of the machine's rates: phases of layers and core
-  /// attention, not what waits for memory or the wire.
+  /// Makes a played rank compute at this share of the machine's rates, or at a lower one that it
+  /// has already: phases of layers and core attention, not what waits for memory or the wire.
   void slow_down(int rank, double speed);
   /// The prices on a machine with other numbers, and the same profile, measured phases and slow
   /// ranks.

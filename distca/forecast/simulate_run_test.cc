@@ -92,6 +92,7 @@ TEST(SimulateStep, a_slow_rank_takes_longer_and_reweighting_gives_it_less) {
   const std::vector<std::string> tensor = {"parallel.tensor_model_parallel_size=2"};
   EXPECT_EQ(seconds(tensor, {{2, 0.5}}), seconds(tensor, {{3, 0.5}}));  // they divide layers
   EXPECT_GT(seconds(tensor, {{3, 0.5}}), 1.3 * seconds(tensor, {}));
+  EXPECT_EQ(seconds(tensor, {{2, 0.5}, {3, 0.9}}), seconds(tensor, {{2, 0.5}}));
 }
 
 /// A worker alone waits for nobody: a step is what it computes, at the rates of the machine.
