@@ -20,7 +20,6 @@ import tempfile
 ROOT = pathlib.Path(__file__).parent.parent
 LENGTHS = ("pretrain", "prolong")
 TOKENS_OF_SERVER = 65536
-GPUS_OF_NODE, INSIDE_GB_PER_S = 8, 360  # as of machine h200
 NETWORKS_GB_PER_S = (50, 12.5)
 PAIRS = {  # choice: keys without it, with it
     "plan.tolerance=0.005, over 0.02": (["plan.tolerance=0.02"], ["plan.tolerance=0.005"]),
@@ -56,6 +55,8 @@ class Simulator:
     def __init__(self, program, folder):
         self.program, self.seconds, self.machines = program, {}, {}
         printed = self.call("simulate", "--machine", "h200", "--print-machine")
+        numbers = json.loads(printed)["numbers"]
+        self.of_node, self.inside = (numbers[name]["value"] for name in ("ranks_per_node", "inside_gb_per_s"))
         for rate in NETWORKS_GB_PER_S:
             machine = json.loads(printed)
             machine["name"], machine["numbers"]["between_gb_per_s"]["value"] = f"h200, {rate:g} GB/s", rate
@@ -78,7 +79,7 @@ class Simulator:
 
     def play(self, servers, tensor, stages, network):
         ranks, keys = grid(servers, tensor, stages)
-        bandwidth = 1000 * (INSIDE_GB_PER_S if ranks <= GPUS_OF_NODE else network)
+        bandwidth = 1000 * (self.inside if ranks <= self.of_node else network)
         pairs = PAIRS | (PIPELINE_PAIRS if stages > 1 else PLAIN_PAIRS)
         if stages == 1 and tensor == 1:
             pairs |= ONE_RANK_PAIRS
@@ -106,7 +107,7 @@ def main():
             for tensor in (1, 8):
                 for stages in (1, 4):
                     for network in NETWORKS_GB_PER_S:
-                        if servers * tensor > GPUS_OF_NODE or network == NETWORKS_GB_PER_S[0]:
+                        if servers * tensor > simulator.of_node or network == NETWORKS_GB_PER_S[0]:
                             simulator.play(servers, tensor, stages, network)
 
 

@@ -214,6 +214,7 @@ TEST(FindBest, the_best_of_ours_are_also_planned_otherwise) {
   EXPECT_TRUE(config.plan.spread);
   EXPECT_EQ(config.plan.tolerance.share, kTolerances[0]);
   EXPECT_TRUE(with_spread(request.config, spread[0]).empty());
+  EXPECT_GT(find_best(request)[0].settings, std::ssize(all_settings(request, contestants()[0])));
   setting.stages = setting.replicas = 1;
   EXPECT_TRUE(with_tolerances(request.config, setting).empty()) << "a server alone";
   EXPECT_TRUE(with_spread(request.config, setting).empty());
