@@ -57,7 +57,9 @@ Json setting_json(const Search& search, const PlayedSetting& played) {
           {"peak_where", played.peak.where},
           {"plan_hash", fmt::format("{:016x}", played.plan_hash)},
           {"parts_s", std::move(parts)},
-          {"words", words_of(search.config, setting)}};
+          // Nobody can train with virtual stages.
+          {"words", setting.virtual_stages > 1 ? std::vector<std::string>()
+                                               : words_of(search.config, setting)}};
 }
 
 }  // namespace

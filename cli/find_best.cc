@@ -259,7 +259,7 @@ void print_limits(const Search& search) {
            kColumns),
       wrap("Rivals are those that this program has as plans, with its overlap; in pipelines 1F1B, "
            "plain and with weight gradients in idle ticks (up to P outstanding, as ZB-H1 has it). "
-           "Documents stay in their nano-batch. Not compared: interleaved 1F1B.",
+           "Documents stay in their nano-batch.",
            kColumns),
       wrap(fmt::format("The numbers of {}: {} of {} are measured, the others stated or assumed; "
                        "distca simulate says of each where it is from, and what it decides.",

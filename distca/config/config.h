@@ -118,6 +118,9 @@ struct Config {
     /// (cost/stage_layers.h).
     std::vector<int64_t> pipeline_layers;
     PipelineSchedule pipeline_schedule = PipelineSchedule::kAligned;
+    /// Runs of neighbouring layers that each stage holds. Above 1 it is interleaved 1F1B, which is
+    /// predicted (forecast/training_setting.h) and cannot be trained, so no key sets it.
+    int virtual_stages = 1;
     int64_t outstanding_weight_gradients = 1;
     bool use_distributed_optimizer = false;
     bool overlap_grad_reduce = true;

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <numeric>
 #include <regex>
 
@@ -32,7 +33,18 @@ std::vector<Range> given_layers(const Config& config) {
   return layers;
 }
 
+std::vector<Range> interleaved_layers(const Config& config) {
+  const int64_t stages = stages_of(config), virtual_stages = config.parallel.virtual_stages;
+  const int64_t each = config.model.num_hidden_layers / (stages * virtual_stages);
+  DISTCA_CHECK_EQ(each * stages * virtual_stages, config.model.num_hidden_layers);
+  std::vector<Range> layers;
+  for (int64_t stage = 0; stage < stages; ++stage)
+    layers.push_back({stage * each, ((virtual_stages - 1) * stages + stage + 1) * each});
+  return layers;
+}
+
 std::vector<Range> layers_of(const Config& config) {
+  if (config.parallel.virtual_stages > 1) return interleaved_layers(config);
   const std::vector<int64_t>& given = config.parallel.pipeline_layers;
   if (given.empty()) return even_stages(config.model.shape(), stages_of(config));
   std::vector<Range> layers = given_layers(config);
@@ -53,7 +65,21 @@ Stage RunGrid::stage_of(int rank) const {
   const int stage = grid.stage(server_of(rank));
   const TensorPlace place{.size = tensor, .index = tensor_index(rank)};
   if (stage < 0) return {.index = grid.stages, .count = grid.stages, .tensor = place};
-  return {.index = stage, .count = grid.stages, .layers = layers[stage], .tensor = place};
+  return {.index = stage,
+          .count = grid.stages,
+          .layers = layers[stage],
+          .tensor = place,
+          .virtual_stages = virtual_stages};
+}
+
+int64_t RunGrid::num_layers(int stage) const {
+  return stage_of(rank_of(grid.rank(stage, 0), 0)).num_layers();
+}
+
+int64_t RunGrid::most_layers() const {
+  int64_t most = 0;
+  for (int stage = 0; stage < grid.stages; ++stage) most = std::max(most, num_layers(stage));
+  return most;
 }
 
 std::vector<int> RunGrid::stage_ranks(int rank) const {
@@ -135,7 +161,8 @@ RunGrid run_grid(const Config& config, int num_workers) {
                    .replicas = num_workers / (stages * tensor),
                    .dedicated = static_cast<int>(config.servers.dedicated) / tensor},
           .layers = layers_of(config),
-          .tensor = tensor};
+          .tensor = tensor,
+          .virtual_stages = config.parallel.virtual_stages};
 }
 
 void check_tensor(const Config& config) {

@@ -20,8 +20,9 @@ namespace distca {
 
 struct RunGrid {
   Grid grid;                  // server = stage * replicas + replica, then the dedicated servers
-  std::vector<Range> layers;  // [stage] of the model
+  std::vector<Range> layers;  // [stage] Stage::layers
   int tensor = 1;             // ranks of a server: rank = server * tensor + index
+  int virtual_stages = 1;     // in each stage
 
   bool is_pipeline() const { return grid.stages > 1; }
   /// Returns true if no rank holds the whole model.
@@ -34,6 +35,9 @@ struct RunGrid {
   int rank_of(int server, int index) const { return server * tensor + index; }
   /// The part of the model that a rank holds. A dedicated server's stage has no layers.
   Stage stage_of(int rank) const;
+  /// The number of layers that a stage holds, and the most that any holds.
+  int64_t num_layers(int stage) const;
+  int64_t most_layers() const;
   /// The ranks of a stage, in ascending order: those that hold the same weights as this one, which
   /// is one of them, and the other parts of the same matrices.
   std::vector<int> stage_ranks(int rank) const;

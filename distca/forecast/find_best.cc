@@ -73,11 +73,12 @@ class BestSearch {
   BestSearch(const BestRequest& request, const Contestant& contestant, const BestProgress& progress)
       : request_(request), progress_(progress), wanted_(contestant.is_ours() ? request.wanted : 1) {
     found_.contestant = contestant;
-    const SettingSpace space{
-        .gpus = request.gpus,
-        .ranks_per_node = std::min(
-            kMostRanks, static_cast<int>(request.machine.of(MachineNumber::kRanksPerNode))),
-        .most_nano_batches = std::ssize(request.batch)};
+    const int of_node =
+        std::min(kMostRanks, static_cast<int>(request.machine.of(MachineNumber::kRanksPerNode)));
+    const SettingSpace space{.gpus = request.gpus,
+                             .ranks_per_node = of_node,
+                             .most_nano_batches = std::ssize(request.batch),
+                             .bandwidth_mb_per_s = network_mb_per_s(request.machine, request.gpus)};
     const BatchWork work = batch_work(request.config, request.batch);
     for (const Setting& setting : settings_of(contestant, request.config, space)) {
       const Config config = config_of(request.config, setting);

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "distca/base/error.h"
@@ -43,9 +45,11 @@ BestRequest small_request(int gpus = 4) {
 }
 
 std::vector<Setting> all_settings(const BestRequest& request, const Contestant& contestant) {
-  return settings_of(
-      contestant, request.config,
-      {.gpus = request.gpus, .ranks_per_node = 8, .most_nano_batches = std::ssize(request.batch)});
+  return settings_of(contestant, request.config,
+                     {.gpus = request.gpus,
+                      .ranks_per_node = 8,
+                      .most_nano_batches = std::ssize(request.batch),
+                      .bandwidth_mb_per_s = network_mb_per_s(request.machine, request.gpus)});
 }
 
 std::vector<double> seconds_of_best(const Found& found) {
@@ -248,6 +252,40 @@ TEST(FindBest, full_recomputation_is_told_from_other_linear_work) {
                   1, 1e-6);
     }
   }
+}
+
+TEST(FindBest, rivals_have_virtual_stages_where_they_divide_the_layers_and_ours_a_bandwidth) {
+  const BestRequest request = small_request();
+  std::map<std::string, std::set<std::tuple<int, int, int64_t>>> found;  // by contestant
+  for (const Contestant& contestant : contestants()) {
+    for (const Setting& setting : all_settings(request, contestant)) {
+      EXPECT_EQ(setting.bandwidth_mb_per_s > 0, contestant.is_ours() && setting.stages > 1);
+      if (setting.virtual_stages > 1)
+        found[contestant.name].insert(
+            {setting.stages, setting.virtual_stages, setting.nano_batches});
+    }
+  }
+  EXPECT_EQ(found.size(), contestants().size() - 1);
+  // Two stages have 4 layers, and there are at most 4 nano-batches.
+  for (const auto& [name, settings] : found) {
+    EXPECT_EQ(settings, (std::set<std::tuple<int, int, int64_t>>{{2, 2, 2}, {2, 2, 4}})) << name;
+  }
+  // With fewer layers at a time, a virtual stage begins earlier: the last of two ends earlier.
+  BestRequest even = request;
+  even.batch.assign(4, {.nano_batch = NanoBatch::from_lengths({16384}), .sources = {}});
+  Setting setting{.scheduler = "local",
+                  .stages = 2,
+                  .replicas = 2,
+                  .ranks_per_node = 8,
+                  .nano_batches = 4,
+                  .nano_batch_tokens = 16384,
+                  .schedule = PipelineSchedule::kAtHome};
+  const double plain = try_setting(even, setting).played->seconds;
+  setting.virtual_stages = 2;
+  const PlayedSetting interleaved = *try_setting(even, setting).played;
+  // Four nano-batches on two stages: 5 turns, and 4.5 with half of a turn less at each end.
+  EXPECT_LT(interleaved.seconds, plain);
+  EXPECT_GT(interleaved.seconds, .9 * plain);
 }
 
 TEST(FindBest, nano_batches_are_a_multiple_of_the_configurations) {

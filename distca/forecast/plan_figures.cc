@@ -110,7 +110,9 @@ class Figures {
     for (int stage = 0; stage < (at_home ? grid.stages : 1); ++stage) {
       const Plan& plan = parts.plan(index, stage);
       // With 1f1b, an exchange has as many layer steps as the largest stage has layers.
-      const int64_t steps = at_home ? parts.layers()[stage].size() : exchange.layer_steps;
+      const int64_t steps =
+          at_home ? std::min<int64_t>(parts.layers()[stage].size(), exchange.layer_steps)
+                  : exchange.layer_steps;
       add_predicted(plan, passes * static_cast<double>(steps));
       if (exchange.pass == Pass::kBackward) continue;
       std::vector<int64_t> before(grid.num_workers(), 0);

@@ -33,11 +33,10 @@ std::vector<RankSpeed> assumed_stage_speeds(const Config& config, const RunGrid&
                                          /*keys_travel_again=*/true))
         .ranks[0];
   };
-  const int64_t most = std::ranges::max_element(run.layers, {}, &Range::size)->size();
-  std::vector<RankSpeed> speeds(run.grid.num_ranks(), speed_of(most));
+  std::vector<RankSpeed> speeds(run.grid.num_ranks(), speed_of(run.most_layers()));
   for (int rank = 0; rank < run.grid.num_workers(); ++rank) {
     speeds[rank].linear_ps_per_token =
-        speed_of(run.layers[run.grid.stage(rank)].size()).linear_ps_per_token;
+        speed_of(run.num_layers(run.grid.stage(rank))).linear_ps_per_token;
   }
   return speeds;
 }
@@ -79,7 +78,7 @@ std::string excess_of_activations(const Config& config, const RunGrid& run,
   ModelShape model = config.rank_shape();
   const PipelineRequest& request = parts.request();
   for (int stage = 0; stage < run.grid.stages; ++stage) {
-    model.num_layers = run.layers[stage].size();
+    model.num_layers = run.num_layers(stage) / run.virtual_stages;
     const int64_t token_bytes =
         llama_memory(model, config.train.recompute, /*keys_travel_again=*/true).token_bytes;
     int64_t tokens = 0;
@@ -89,7 +88,7 @@ std::string excess_of_activations(const Config& config, const RunGrid& run,
     }
     const int64_t in_flight =
         std::min<int64_t>(int64_t{request.slots} * most_in_flight(parts.ticks(), stage),
-                          std::ssize(request.nano_batches));
+                          std::ssize(request.nano_batches) * run.virtual_stages);
     const int64_t waiting = most_outstanding(parts.weight_gradients(), stage);
     const int64_t bytes = in_flight * token_bytes + waiting * left_token_bytes(model);
     const double gib = static_cast<double>(tokens * bytes) / 0x1p30;
@@ -110,7 +109,10 @@ std::shared_ptr<const PipelineParts> plan_pipeline(const Config& config, const B
   const PipelineSchedule schedule = config.parallel.pipeline_schedule;
   const bool pairs =
       config.train.overlap == Overlap::kPingPong && schedule != PipelineSchedule::kAtHome;
-  PipelineStepRequest step{.request = {}, .layers = run.layers, .schedule = schedule};
+  PipelineStepRequest step{.request = {},
+                           .layers = run.layers,
+                           .schedule = schedule,
+                           .virtual_stages = run.virtual_stages};
   PipelineRequest& request = step.request;
   request.grid = run.grid;
   request.slots = pairs ? 2 : 1;
@@ -129,7 +131,7 @@ std::shared_ptr<const PipelineParts> plan_pipeline(const Config& config, const B
   request.cluster = alone.cluster;
   request.fill_ticks = config.plan.fill_ticks;
   request.bytes_per_us = config.plan.bandwidth_mb_per_s;
-  request.layer_steps = std::ranges::max_element(run.layers, {}, &Range::size)->size();
+  request.layer_steps = run.most_layers() / run.virtual_stages;
   request.balance_target =
       pairs && batch.size() > 1 ? BalanceTarget::kWhole : BalanceTarget::kAttention;
   request.speeds = assumed_stage_speeds(config, run);

@@ -49,8 +49,8 @@ LeastWork least_work(const Config& config, const RunGrid& run, const Machine& ma
   const double tokens = static_cast<double>(work.tokens) / run.grid.replicas;
   const double nano_tokens = tokens / static_cast<double>(config.batch.nano_batches);
   LeastWork least;
-  for (const Range& range : run.layers) {
-    const auto layers = static_cast<double>(range.size());
+  for (int stage = 0; stage < run.grid.stages; ++stage) {
+    const auto layers = static_cast<double>(run.num_layers(stage));
     least.linear.push_back(tokens * layers * (3 * products + again));
     least.forward.push_back(nano_tokens * layers * products);
     least.again.push_back(nano_tokens * layers * again);
@@ -77,16 +77,19 @@ double least_through(const Config& config, const RunGrid& run, const LeastWork& 
   for (size_t i = 0; i < stage; ++i) {
     // The first nano-batch of a pair leaves a stage once the other one has played all layers but
     // one. The last micro-batch may have a nano-batch alone.
-    const auto layers = static_cast<double>(run.layers[i].size());
+    const auto layers = static_cast<double>(run.num_layers(static_cast<int>(i)));
     const double pair = pairs ? std::max(1.0, 2 * (layers - 1) / layers) : 1;
     const bool ends_with_pair = config.batch.nano_batches % 2 == 0;
     before += pair * least.forward[i];
     behind += (ends_with_pair ? pair : 1) *
               ((outstanding > 0 ? 1 : 2) * least.forward[i] + least.again[i]);
   }
+  // A nano-batch comes through one virtual stage of each of them, and ends through one.
+  before /= run.virtual_stages;
+  behind /= run.virtual_stages;
   double own = least.linear[stage];
   if (at_home)
-    own += least.attention * static_cast<double>(run.layers[stage].size()) /
+    own += least.attention * static_cast<double>(run.num_layers(static_cast<int>(stage))) /
            static_cast<double>(config.model.num_hidden_layers) / run.grid.replicas;
   // Weight gradients that wait may be computed while the last nano-batch's gradients travel.
   const double left = outstanding * (pairs ? 2 : 1) * least.forward[stage];
@@ -94,6 +97,7 @@ double least_through(const Config& config, const RunGrid& run, const LeastWork& 
 }
 
 /// The most nano-batches that are whole on a stage at the same time: all but the last of a pair.
+/// Each counts as often as it is there on a virtual stage.
 int64_t whole_in_flight(const Config& config, int stages, int stage) {
   if (stages == 1) return 1;
   const PipelineSchedule schedule = config.parallel.pipeline_schedule;
@@ -101,6 +105,8 @@ int64_t whole_in_flight(const Config& config, int stages, int stage) {
   const int64_t later = stages - 1 - stage;
   const int64_t most = schedule == PipelineSchedule::kAligned ? 2 * later + 1 : later + 1;
   const int64_t nano_batches = config.batch.nano_batches;
+  if (const int64_t all = config.parallel.virtual_stages; all > 1)
+    return std::min(2 * later + (all - 1) * stages + 1, all * nano_batches);
   return pairs ? std::min(2 * most, nano_batches) - 1 : std::min(most, nano_batches);
 }
 
@@ -145,7 +151,7 @@ MemoryParts least_peak(const Config& config, int num_workers) {
     const int rank = run.rank_of(run.grid.rank(stage, 0), 0);
     MemoryParts parts = standing_memory(config, num_workers, {.first = rank, .count = 1});
     ModelShape shape = config.rank_shape();
-    shape.num_layers = run.layers[static_cast<size_t>(stage)].size();
+    shape.num_layers = run.num_layers(stage) / run.virtual_stages;
     const int64_t token_bytes = llama_memory(shape, config.train.recompute, travels).token_bytes;
     parts.at(MemoryPart::kActivations) =
         nano_tokens * static_cast<double>(token_bytes) *

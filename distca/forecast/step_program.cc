@@ -187,7 +187,7 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, Stage
                      ProgramRequest::Kind kind, std::shared_ptr<const GradientExchange> gradients,
                      int rank) {
   ModelShape shape = model.shape_of_rank(part.stage.tensor.size);
-  shape.num_layers = part.stage.layers.size();
+  shape.num_layers = part.stage.num_layers();
   return build_program({.overlap = options.overlap,
                         .kind = kind,
                         .holds_weights = !part.stage.layers.empty(),

@@ -42,7 +42,8 @@ bool is_possible(const Config& config) {
 }
 
 /// The orders of a setting whose ranks and nano-batches are given.
-std::vector<Setting> orders_of(const Contestant& contestant, const Setting& setting) {
+std::vector<Setting> orders_of(const Contestant& contestant, const Config& config,
+                               const SettingSpace& space, Setting setting) {
   std::vector<Setting> orders;
   std::vector<Overlap> overlaps = {Overlap::kWithin};
   if (setting.nano_batches > 1) overlaps.insert(overlaps.begin(), Overlap::kPingPong);
@@ -59,6 +60,7 @@ std::vector<Setting> orders_of(const Contestant& contestant, const Setting& sett
   if (setting.stages == 1) {
     add(setting.schedule, {0});
   } else if (contestant.is_ours()) {
+    if (config.plan.bandwidth_mb_per_s == 0) setting.bandwidth_mb_per_s = space.bandwidth_mb_per_s;
     add(PipelineSchedule::kAligned, {0, 2});
     add(PipelineSchedule::kMixed, {0, 2});
   } else {
@@ -66,6 +68,13 @@ std::vector<Setting> orders_of(const Contestant& contestant, const Setting& sett
     add(PipelineSchedule::kAtHome, setting.scheduler.starts_with("wlb-cp")
                                        ? std::set<int>{setting.stages}
                                        : std::set<int>{0, setting.stages});
+    for (const int virtual_stages : kVirtualStages) {
+      if (config.model.num_hidden_layers % (setting.stages * virtual_stages) != 0 ||
+          setting.nano_batches % setting.stages != 0)
+        continue;
+      add(PipelineSchedule::kAtHome, {0});
+      orders.back().virtual_stages = virtual_stages;
+    }
   }
   return orders;
 }
@@ -121,6 +130,12 @@ const std::vector<Contestant>& contestants() {
   return all;
 }
 
+int64_t network_mb_per_s(const Machine& machine, int gpus) {
+  const bool is_one_node = gpus <= machine.of(MachineNumber::kRanksPerNode);
+  return std::llround(1000 * machine.of(is_one_node ? MachineNumber::kInsideGbPerS
+                                                    : MachineNumber::kBetweenGbPerS));
+}
+
 int64_t most_nano_batches(const BatchOptions& batch) {
   const int64_t tokens = batch.nano_batches * batch.nano_batch_tokens;
   const int64_t most = std::min(kMostNanoBatches, tokens / batch.max_document_tokens);
@@ -152,7 +167,7 @@ std::vector<Setting> settings_of(const Contestant& contestant, const Config& con
           one.scheduler = scheduler;
           for (const int64_t max_tokens : packed_tokens(one)) {
             one.max_tokens = max_tokens;
-            const std::vector<Setting> orders = orders_of(contestant, one);
+            const std::vector<Setting> orders = orders_of(contestant, config, space, one);
             settings.insert(settings.end(), orders.begin(), orders.end());
           }
         }
@@ -205,11 +220,13 @@ Config config_of(const Config& config, const Setting& setting) {
   }
   if (setting.max_tokens > 0) changed.plan.max_tokens_per_worker = setting.max_tokens;
   if (setting.tolerance > 0) changed.plan.tolerance = {.share = setting.tolerance};
+  if (setting.bandwidth_mb_per_s > 0) changed.plan.bandwidth_mb_per_s = setting.bandwidth_mb_per_s;
   changed.parallel.tensor_model_parallel_size = setting.tensor;
   changed.parallel.pipeline_model_parallel_size = setting.stages;
   if (setting.stages > 1) {
     changed.parallel.pipeline_schedule = setting.schedule;
     changed.parallel.outstanding_weight_gradients = setting.outstanding;
+    changed.parallel.virtual_stages = setting.virtual_stages;
   }
   changed.batch.nano_batches = setting.nano_batches;
   changed.batch.nano_batch_tokens = setting.nano_batch_tokens;
@@ -240,6 +257,7 @@ std::vector<std::string> words_of(const Config& config, const Setting& setting) 
   add("plan.scheduler", setting.scheduler);
   if (setting.max_tokens > 0) add("plan.max_tokens_per_worker", setting.max_tokens);
   if (setting.tolerance > 0) add("plan.tolerance", setting.tolerance);
+  if (setting.bandwidth_mb_per_s > 0) add("plan.bandwidth_mb_per_s", setting.bandwidth_mb_per_s);
   if (config.plan.spread != setting.spread) add("plan.spread", setting.spread);
   if (!find_scheduler(setting.scheduler).split_kv) {
     if (config.plan.split_kv) add("plan.split_kv", false);
@@ -265,6 +283,8 @@ std::string order_of(const Setting& setting) {
   if (setting.tolerance > 0) order += fmt::format(", tolerance {:g}", setting.tolerance);
   if (setting.spread) order += ", spread";
   if (setting.stages == 1) return order;
+  if (setting.virtual_stages > 1)
+    return fmt::format("1f1b of {} virtual stages, {}", setting.virtual_stages, order);
   return fmt::format("{}, {} outstanding, {}", schedule_name(setting.schedule), setting.outstanding,
                      order);
 }

@@ -16,25 +16,31 @@
 #include <vector>
 
 #include "distca/config/config.h"
+#include "distca/cost/machine.h"
 
 namespace distca {
 
-/// A way to train, which words KEY=VALUE of `distca train` describe. All other keys are those of
-/// the configuration.
+/// A way to train, which words KEY=VALUE of `distca train` describe if it has no virtual stages.
+/// All other keys are those of the configuration.
 struct Setting {
   std::string scheduler = "balanced";
   int tensor = 1, stages = 1, replicas = 1;  // the GPUs are their product
   int ranks_per_node = 1;
   int64_t nano_batches = 1, nano_batch_tokens = 1;
   Overlap overlap = Overlap::kWithin;
-  // These two count with several stages only.
+  // These three count with several stages only.
   PipelineSchedule schedule = PipelineSchedule::kAligned;
   int outstanding = 0;
+  /// Above 1 it is interleaved 1F1B, which `distca train` does not have: no words say it.
+  int virtual_stages = 1;
   /// plan.max_tokens_per_worker, by which `wlb` packs. 0 means the configuration's.
   int64_t max_tokens = 0;
   /// plan.tolerance, by which `balanced` evens. 0 means the configuration's.
   double tolerance = 0;
   bool spread = false;  // plan.spread
+  /// plan.bandwidth_mb_per_s, by which ticks of a pipeline are planned. 0 means the
+  /// configuration's.
+  int64_t bandwidth_mb_per_s = 0;
   // These two are the least of reliefs_of() that fits the memory.
   Recompute recompute = Recompute::kNone;
   Config::Exchange::Keys keys = Config::Exchange::Keys::kAuto;
@@ -56,7 +62,10 @@ struct SettingSpace {
   int ranks_per_node = 1;
   /// The nano-batches of a step are a divisor of it.
   int64_t most_nano_batches = 1;
+  int64_t bandwidth_mb_per_s = 0;  // network_mb_per_s()
 };
+/// MB/s (10^6) of a GPU to other nodes, or to others of the only one.
+int64_t network_mb_per_s(const Machine& machine, int gpus);
 
 /// The most nano-batches into which --find-best divides the step of a configuration: a multiple of
 /// its batch.nano_batches, so that all have equally many tokens and the longest document fits.
@@ -65,13 +74,16 @@ int64_t most_nano_batches(const BatchOptions& batch);
 /// All settings of a contestant that the configuration's model allows, always in the same order,
 /// with the first of their reliefs. Tensor parallelism stays within a node, and a pipeline has at
 /// least as many nano-batches as stages. Ours has ping-pong or one nano-batch at a time, and in
-/// pipelines both orders that pool attention, with 0 and 2 outstanding weight gradients. Rivals
+/// pipelines both orders that pool attention, with 0 and 2 outstanding weight gradients, planned by
+/// the space's bandwidth unless the configuration has one. Rivals
 /// have both overlaps, too, and in pipelines 1F1B, also with weight gradients in idle ticks, P of
-/// them outstanding (ZB-H1). `wlb` packs to the mean number of tokens and to kPackedTokens times
-/// it, over the replicas and over groups of them (wlb-cp2 to wlb-cp16).
+/// them outstanding (ZB-H1), and with kVirtualStages where these divide the layers evenly and the
+/// nano-batches are a multiple of the stages. `wlb` packs to the mean number of tokens and to
+/// kPackedTokens times it, over the replicas and over groups of them (wlb-cp2 to wlb-cp16).
 std::vector<Setting> settings_of(const Contestant& contestant, const Config& config,
                                  const SettingSpace& space);
 inline constexpr double kPackedTokens = 1.5;
+inline constexpr std::array kVirtualStages = {2, 4};
 
 /// A setting of ours with each of kTolerances that the configuration does not have, and with the
 /// first of its reliefs. Nothing where a server is alone. Bytes are cheap where they travel under

@@ -164,7 +164,7 @@ std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage) 
   std::erase_if(table, [&](const Weight& weight) {
     if (weight.layer == kBeforeLayers) return !stage.is_first();
     if (weight.layer == kAfterLayers) return !stage.is_last();
-    return !stage.layers.contains({weight.layer, weight.layer + 1});
+    return !stage.holds(weight.layer);
   });
   const int64_t heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
   const int ranks = stage.tensor.size;

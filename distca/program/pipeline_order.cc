@@ -18,6 +18,7 @@ constexpr std::array kPasses{Pass::kForward, Pass::kBackward};
 struct Work {
   int nano_batch = -1;
   Pass pass = Pass::kForward;
+  int virtual_stage = 0;
   bool operator==(const Work&) const = default;
 };
 using Works = std::vector<Work>;  // [stage]
@@ -28,7 +29,9 @@ Works works_of(const PipelineShape& shape, const Tick& tick, int slot) {
   for (const TickStage& stage : tick.stages) {
     const int nano = stage.micro_batch * shape.slots + slot;
     const bool works_here = stage.micro_batch >= 0 && nano < shape.nano_batches;
-    works.push_back({.nano_batch = works_here ? nano : -1, .pass = stage.pass});
+    works.push_back({.nano_batch = works_here ? nano : -1,
+                     .pass = stage.pass,
+                     .virtual_stage = stage.virtual_stage});
   }
   return works;
 }
@@ -45,19 +48,30 @@ int source(const Work& work, int stage, int stages) {
 
 /// Returns what a stage sends and receives, point-to-point, of what these stages have just ended,
 /// in the order of all ranks.
-std::vector<P2pOp> p2p_ops_of(const Works& ended, int stage) {
+std::vector<P2pOp> p2p_ops_of(const Works& ended, int stage, int virtual_stages = 1) {
   const int stages = static_cast<int>(ended.size());
   std::vector<P2pOp> result;
   const auto add = [&](int from, int to, Pass pass) {
     const Work& work = ended[from];
     if (work.nano_batch < 0 || work.pass != pass || (from != stage && to != stage)) return;
-    result.push_back({.pass = pass, .nano_batch = work.nano_batch, .is_receive = to == stage});
+    const bool is_around = from - to != (pass == Pass::kForward ? -1 : 1);
+    const int end = pass == Pass::kForward ? virtual_stages - 1 : 0;
+    if (is_around && work.virtual_stage == end) return;
+    result.push_back(
+        {.pass = pass,
+         .nano_batch = work.nano_batch,
+         .is_receive = to == stage,
+         .virtual_stage = work.virtual_stage - (is_around && pass == Pass::kBackward ? 1 : 0)});
   };
   for (const int parity : {0, 1}) {
     for (int lower = parity; lower + 1 < stages; lower += 2) {
       add(lower, lower + 1, Pass::kForward);
       add(lower + 1, lower, Pass::kBackward);
     }
+  }
+  if (virtual_stages > 1) {
+    add(stages - 1, 0, Pass::kForward);
+    add(0, stages - 1, Pass::kBackward);
   }
   return result;
 }
@@ -208,26 +222,32 @@ PipelineOrder pooled_order(const PipelineShape& shape, const std::vector<Tick>& 
 PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>& ticks,
                             const WeightGradients& weight_gradients) {
   DISTCA_CHECK(shape.slots == 1, "nothing travels that the other nano-batch could hide");
+  DISTCA_CHECK(shape.virtual_stages == 1 || weight_gradients.empty(), "they are not left there");
   const auto stages = static_cast<int>(shape.layers.size());
+  const auto layers_of = [&](int stage, int virtual_stage) {
+    return layers_of_virtual_stage(shape.layers[stage], stages, shape.virtual_stages,
+                                   virtual_stage);
+  };
   int64_t most_layers = 0;
-  for (const Range& layers : shape.layers) most_layers = std::max(most_layers, layers.size());
+  for (int stage = 0; stage < stages; ++stage)
+    most_layers = std::max(most_layers, layers_of(stage, 0).size());
   PipelineOrder order;
-  for (int nano = 0; nano < shape.nano_batches; ++nano) {
+  for (int i = 0; i < shape.virtual_stages * shape.nano_batches; ++i) {
     order.exchanges.push_back({.layer_steps = static_cast<int>(most_layers),
-                               .nano_batches = std::vector<int>(stages, nano)});
+                               .nano_batches = std::vector<int>(stages, i % shape.nano_batches)});
   }
   order.visits.assign(stages + 1, std::vector<std::vector<Visit>>(1));
   for (size_t tick = 0; tick < ticks.size(); ++tick) {
     const Works works = works_of(shape, ticks[tick], /*slot=*/0);
     for (int stage = 0; stage < stages; ++stage) {
-      const auto& [nano_batch, pass] = works[stage];
+      const auto& [nano_batch, pass, virtual_stage] = works[stage];
       Visit visit{.pass = pass,
                   .tick = static_cast<int>(tick),
                   .nano_batch = nano_batch,
-                  .exchange = nano_batch,
+                  .exchange = nano_batch < 0 ? -1 : virtual_stage * shape.nano_batches + nano_batch,
                   .redispatched = pass == Pass::kBackward};
-      if (nano_batch >= 0) visit.layers = shape.layers[stage];
-      visit.p2p_ops = p2p_ops_of(works, stage);
+      if (nano_batch >= 0) visit.layers = layers_of(stage, virtual_stage);
+      visit.p2p_ops = p2p_ops_of(works, stage, shape.virtual_stages);
       if (!weight_gradients.empty()) {
         const StageWeights& weights = weight_gradients[tick][0][stage];
         visit.leaves_weights = weights.leaves;
@@ -243,7 +263,7 @@ StagePart stage_part(const PipelineShape& shape, const PipelineOrder& order, int
                      const std::vector<std::shared_ptr<const AttentionExchange>>& exchanges) {
   DISTCA_CHECK_EQ(exchanges.size(), order.exchanges.size());
   const auto stages = static_cast<int>(shape.layers.size());
-  StagePart part{.stage = {.index = stage, .count = stages},
+  StagePart part{.stage = {.index = stage, .count = stages, .virtual_stages = shape.virtual_stages},
                  .num_nano_batches = shape.nano_batches,
                  .slots = order.visits[stage]};
   if (stage < stages) part.stage.layers = shape.layers[stage];
@@ -254,8 +274,11 @@ StagePart stage_part(const PipelineShape& shape, const PipelineOrder& order, int
 
 P2pMessages p2p_messages(const Stage& stage, int rank, int replicas, int64_t bytes) {
   P2pMessages messages;
-  if (!stage.is_first()) messages.with_previous.add(rank - replicas, bytes);
-  if (!stage.is_last()) messages.with_next.add(rank + replicas, bytes);
+  const bool is_ring = stage.virtual_stages > 1;
+  const int ranks = stage.count * replicas;
+  if (!stage.is_first() || is_ring)
+    messages.with_previous.add((rank - replicas + ranks) % ranks, bytes);
+  if (!stage.is_last() || is_ring) messages.with_next.add((rank + replicas) % ranks, bytes);
   return messages;
 }
 

@@ -32,13 +32,14 @@
 namespace distca {
 
 struct PipelineShape {
-  std::vector<Range> layers;  // [stage] of the model, one after another; none is empty
+  std::vector<Range> layers;  // [stage] Stage::layers; none is empty
   int nano_batches = 0;       // number of the step's nano-batches
   /// Nano-batches of a micro-batch, played in turn: 2 under ping-pong, else 1. Nano-batch n belongs
   /// to micro-batch n / slots; the last micro-batch may have fewer.
   int slots = 2;
   /// With one stage, servers may keep Q, K, V until backward. In a pipeline they never do.
   bool redispatched = true;
+  int virtual_stages = 1;  // in each stage
 
   int micro_batches() const { return static_cast<int>(ceil_div(nano_batches, slots)); }
 };
@@ -68,8 +69,9 @@ PipelineOrder pooled_order(const PipelineShape& shape, const std::vector<Tick>& 
 
 /// Core attention stays on its stage: a rank visits only the exchanges of its own nano-batches, and
 /// no other stage takes part in them (plain packing, to be compared with). There is one exchange
-/// for each nano-batch; a rank's part of it is that of a plan in which its own stage alone works
-/// and serves. Where no document is cut, nothing travels. The shape must have one slot (CHECK).
+/// for each virtual stage and nano-batch, [virtual_stage x nano_batches + nano_batch]; a rank's
+/// part of it is that of a plan in which its own stage alone works and serves. Where no document is
+/// cut, nothing travels. The shape must have one slot (CHECK).
 PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>& ticks,
                             const WeightGradients& weight_gradients = {});
 
@@ -80,7 +82,8 @@ StagePart stage_part(const PipelineShape& shape, const PipelineOrder& order, int
                      const std::vector<std::shared_ptr<const AttentionExchange>>& exchanges);
 
 /// The p2p messages of one nano-batch on this rank, where rank = stage * replicas + replica.
-/// All its rows at home, which take `bytes`, go to the same replica of the next stage.
+/// All its rows at home, which take `bytes`, go to the same replica of the next stage. With virtual
+/// stages, that of the last stage is the first one.
 P2pMessages p2p_messages(const Stage& stage, int rank, int replicas, int64_t bytes);
 
 }  // namespace distca

@@ -17,11 +17,17 @@ namespace {
 PipelineShape shape_of(const PipelineStepRequest& step) {
   return {.layers = step.layers,
           .nano_batches = static_cast<int>(step.request.nano_batches.size()),
-          .slots = step.request.slots};
+          .slots = step.request.slots,
+          .virtual_stages = step.virtual_stages};
 }
 
 std::vector<Tick> ticks_of(const PipelineStepRequest& step, int micro_batches) {
   const int stages = step.request.grid.stages;
+  if (step.virtual_stages > 1) {
+    DISTCA_CHECK(step.schedule == PipelineSchedule::kAtHome && step.request.trains,
+                 "virtual stages in another order");
+    return interleaved_ticks(stages, step.virtual_stages, micro_batches);
+  }
   const bool is_aligned = step.schedule == PipelineSchedule::kAligned || !step.request.trains;
   return is_aligned ? aligned_ticks(stages, micro_batches, step.request.trains)
                     : one_forward_one_backward_ticks(stages, micro_batches);
@@ -128,8 +134,10 @@ void PipelineParts::plan_at_home() {
       of_stage[stage].capacity[rank] = given.empty() ? 1 : given[rank];
     }
   }
-  for (size_t i = 0; i < order_.exchanges.size(); ++i) plan_of_.push_back(i * stages);
-  plans_.resize(order_.exchanges.size() * stages);
+  const size_t nano_batches = request_.request.nano_batches.size();
+  for (size_t i = 0; i < order_.exchanges.size(); ++i)
+    plan_of_.push_back(i % nano_batches * stages);
+  plans_.resize(nano_batches * stages);
   for_each_in_parallel(plans_.size(), request_.request.threads, [&](size_t i) {
     const OrderedExchange& exchange = order_.exchanges[i / stages];
     const size_t stage = i % stages;
@@ -154,6 +162,7 @@ std::string PipelineParts::hash() const {
     for (const TickStage& stage : tick.stages)
       text += fmt::format("{}{} ", pass_name(stage.pass)[0], stage.micro_batch);
   }
+  if (request_.virtual_stages > 1) text += fmt::format("virtual {}", request_.virtual_stages);
   for (const auto& tick : weight_gradients_) {
     for (const std::vector<StageWeights>& slot : tick) {
       for (const StageWeights& stage : slot) {

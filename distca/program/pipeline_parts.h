@@ -50,8 +50,9 @@ struct PipelineStepRequest {
   /// For kAtHome, slots must be 1. A step that does not train plays forward ticks, which are the
   /// same for all schedules.
   PipelineRequest request;
-  std::vector<Range> layers;  // [stage] of the model, one after another; none is empty
+  std::vector<Range> layers;  // [stage] Stage::layers; none is empty
   PipelineSchedule schedule = PipelineSchedule::kAligned;
+  int virtual_stages = 1;  // in each stage; above 1 with kAtHome only, and no weight gradients wait
 };
 
 class PipelineParts {
@@ -64,7 +65,7 @@ class PipelineParts {
   const PipelineRequest& request() const { return request_.request; }
   const Grid& grid() const { return request_.request.grid; }
   PipelineSchedule schedule() const { return request_.schedule; }
-  /// [stage] Its layers of the model.
+  /// [stage] Stage::layers.
   const std::vector<Range>& layers() const { return request_.layers; }
   const std::vector<Tick>& ticks() const { return ticks_; }
   const PipelineOrder& order() const { return order_; }

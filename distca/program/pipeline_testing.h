@@ -26,7 +26,8 @@ struct PipelineStyle {
   int tensor = 1;                             // ranks of each server
   Overlap overlap = Overlap::kPingPong;
   Order order = Order::kAligned;
-  int outstanding = 0;  // nano-batches of a slot whose weight gradients wait (waiting())
+  int outstanding = 0;     // nano-batches of a slot whose weight gradients wait (waiting())
+  int virtual_stages = 1;  // with kAtHome, and then all stages have as many layers
   ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
   Gradients gradients = {};
   AttentionShape shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
@@ -52,8 +53,15 @@ inline std::vector<std::vector<int64_t>> uneven_lengths(int count) {
 inline PipelineShape shape_of(const PipelineStyle& style) {
   const bool pairs = style.overlap == Overlap::kPingPong && style.order != Order::kAtHome;
   PipelineShape shape{.nano_batches = static_cast<int>(style.lengths.size()),
-                      .slots = pairs ? 2 : 1};
+                      .slots = pairs ? 2 : 1,
+                      .virtual_stages = style.virtual_stages};
   int64_t begin = 0;
+  if (const int64_t count = style.virtual_stages; count > 1) {
+    const int64_t each = style.layers[0] / count, stages = style.stages();
+    for (int64_t stage = 0; stage < stages; ++stage)
+      shape.layers.push_back({stage * each, ((count - 1) * stages + stage + 1) * each});
+    return shape;
+  }
   for (const int64_t layers : style.layers) {
     shape.layers.push_back({begin, begin + layers});
     begin += layers;
@@ -105,6 +113,10 @@ inline WeightGradients waiting(const PipelineStyle& style, const PipelineShape& 
 inline PipelineOrder order_of_ranks(const PipelineStyle& style) {
   const PipelineShape shape = shape_of(style);
   const bool trains = style.kind == ProgramRequest::Kind::kTrain;
+  if (style.virtual_stages > 1) {
+    return at_home_order(
+        shape, interleaved_ticks(style.stages(), style.virtual_stages, shape.micro_batches()));
+  }
   const std::vector<Tick> ticks =
       style.order == Order::kAligned
           ? aligned_ticks(style.stages(), shape.micro_batches(), trains)
@@ -141,8 +153,9 @@ inline GradientExchangeRequest gradients_of_stage(const PipelineStyle& style, co
     request.elements += 16 * blocks;
   };
   const auto for_each_layer = [&](const auto& body) {
-    for (auto layer = static_cast<int>(stage.layers.begin); layer < stage.layers.end; ++layer)
-      body(layer);
+    for (auto layer = static_cast<int>(stage.layers.begin); layer < stage.layers.end; ++layer) {
+      if (stage.holds(layer)) body(layer);
+    }
   };
   if (style.tensor > 1) {
     for_each_layer([&](int layer) {

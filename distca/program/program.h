@@ -174,12 +174,34 @@ struct TensorPlace {
   bool operator==(const TensorPlace&) const = default;
 };
 
+/// The layers of a stage's virtual stage, all of which have as many layers: those of a stage lie
+/// `stages` of them apart, from the first of `all` to the last.
+inline Range layers_of_virtual_stage(const Range& all, int stages, int virtual_stages,
+                                     int virtual_stage) {
+  if (virtual_stages == 1) return all;
+  const int64_t each = all.size() / ((virtual_stages - 1) * stages + 1);
+  const int64_t begin = all.begin + virtual_stage * stages * each;
+  return {begin, begin + each};
+}
+
 /// The part of the model whose phases a rank plays. Without a pipeline there is one stage.
 struct Stage {
   int index = 0;  // in the order of forward
   int count = 1;
-  Range layers;        // its layers of the model; empty on a dedicated server
+  /// Its layers of the model; empty on a dedicated server. With several virtual stages, from the
+  /// first one's to the last one's, between which lie those of other stages.
+  Range layers;
   TensorPlace tensor;  // its part of their matrices
+  int virtual_stages = 1;
+  /// The layers of one of its virtual stages.
+  Range layers_of(int virtual_stage) const {
+    return layers_of_virtual_stage(layers, count, virtual_stages, virtual_stage);
+  }
+  int64_t num_layers() const { return layers_of(0).size() * virtual_stages; }
+  bool holds(int64_t layer) const {
+    return layers.contains({layer, layer + 1}) &&
+           (layer - layers.begin) % (layers_of(0).size() * count) < layers_of(0).size();
+  }
   bool is_first() const { return index == 0; }
   bool is_last() const { return index + 1 == count; }
   bool operator==(const Stage&) const = default;

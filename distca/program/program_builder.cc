@@ -225,10 +225,10 @@ uint32_t ProgramBuilder::last_attention_tag() const {
       exchanges_.empty() ? 0 : exchanges_.back().first_step + part_.exchanges.back().layer_steps;
   return static_cast<uint32_t>(steps * kTagKinds);
 }
-/// Each nano-batch goes once in each pass from a stage to its neighbour.
+/// Each nano-batch goes once in each pass from a virtual stage to its neighbour.
 uint32_t ProgramBuilder::last_p2p_tag() const {
   return last_attention_tag() +
-         2 * static_cast<uint32_t>(part_.num_nano_batches * (part_.stage.count - 1));
+         2 * static_cast<uint32_t>(part_.num_nano_batches * num_boundaries());
 }
 
 namespace {

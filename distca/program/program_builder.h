@@ -168,6 +168,7 @@ class ProgramBuilder {
   Op make_of_exchange(OpKind kind, const Visit& visit, int step) const;
   uint32_t last_attention_tag() const;
   uint32_t last_p2p_tag() const;
+  int num_boundaries() const { return part_.stage.count * part_.stage.virtual_stages - 1; }
   int64_t first_tensor_tag() const;
   int64_t tensor_ops_in_nano_batch() const;
   Op make_communication(OpKind kind, const Visit& visit, int step) const;

@@ -249,11 +249,14 @@ void ProgramBuilder::p2p(const Visit& visit, const P2pOp& what) {
   op.tick = visit.tick;
   op.stream = Stream::kComm;
   op.is_receive = what.is_receive;
-  // A boundary has the index of the stage before it. Tags differ by nano-batch, boundary and pass.
+  // A boundary has the index of the virtual stage before it. Tags differ by nano-batch, boundary
+  // and pass.
   const bool is_next = (what.pass == Pass::kForward) != what.is_receive;
-  const int boundary = is_next ? part_.stage.index : part_.stage.index - 1;
+  const int count = part_.stage.count;
+  const int before = (part_.stage.index + (is_next ? 0 : count - 1)) % count;
+  const int boundary = what.virtual_stage * count + before;
   op.tag = last_attention_tag() + 1 +
-           2 * static_cast<uint32_t>(what.nano_batch * (part_.stage.count - 1) + boundary) +
+           2 * static_cast<uint32_t>(what.nano_batch * num_boundaries() + boundary) +
            static_cast<uint32_t>(what.pass);
   const MessageList& messages = what.is_receive ? program_.receives(op) : program_.sends(op);
   if (what.is_receive) {

@@ -25,6 +25,8 @@ struct P2pOp {
   Pass pass = Pass::kForward;
   int nano_batch = 0;
   bool is_receive = false;  // this rank receives; else it sends
+  /// Of the virtual stages that the stage before the boundary holds, that before it.
+  int virtual_stage = 0;
   bool operator==(const P2pOp&) const = default;
 };
 

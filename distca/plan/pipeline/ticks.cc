@@ -65,6 +65,61 @@ std::vector<Tick> one_forward_one_backward_ticks(int stages, int micro_batches) 
   return ticks;
 }
 
+namespace {
+
+/// A stage's forward or backward with this number, in the order of interleaved 1F1B.
+TickStage interleaved_work(int stages, int virtual_stages, int number, Pass pass) {
+  const int round = number / (stages * virtual_stages), turn = number % (stages * virtual_stages);
+  const int place = turn / stages;
+  return {.micro_batch = round * stages + turn % stages,
+          .pass = pass,
+          .virtual_stage = pass == Pass::kForward ? place : virtual_stages - 1 - place};
+}
+
+}  // namespace
+
+std::vector<Tick> interleaved_ticks(int stages, int virtual_stages, int micro_batches) {
+  DISTCA_CHECK(stages >= 1 && virtual_stages >= 1 && micro_batches % stages == 0,
+               "{} micro-batches on {} stages of {} virtual ones", micro_batches, stages,
+               virtual_stages);
+  const int all = virtual_stages * micro_batches, run = stages * virtual_stages;
+  std::vector<std::array<int, 2>> played(stages);  // [stage][pass] what it has played
+  // [pass][virtual stage of the whole pipeline] Micro-batches that it has played, in their order.
+  std::array<std::vector<int>, 2> done{std::vector<int>(run), std::vector<int>(run)};
+  const auto next_of = [&](int stage) {
+    const auto& [forwards, backwards] = played[stage];
+    const int before = 2 * (stages - 1 - stage) + (virtual_stages - 1) * stages;
+    const bool is_forward = forwards < std::min(all, backwards + before + 1);
+    return interleaved_work(stages, virtual_stages, is_forward ? forwards : backwards,
+                            is_forward ? Pass::kForward : Pass::kBackward);
+  };
+  const auto has_input = [&](int stage, const TickStage& work) {
+    const int at = work.virtual_stage * stages + stage;
+    const auto& [forward, backward] = done;
+    if (work.pass == Pass::kForward) return at == 0 || forward[at - 1] > work.micro_batch;
+    return at + 1 < run ? backward[at + 1] > work.micro_batch : forward[at] > work.micro_batch;
+  };
+  std::vector<Tick> ticks;
+  while (played[0][1] < all) {
+    Tick tick;
+    for (int stage = 0; stage < stages; ++stage) {
+      TickStage work;
+      if (played[stage][1] < all) work = next_of(stage);
+      // Inputs must be of the ticks before this one: `done` changes behind this loop.
+      if (work.micro_batch >= 0 && !has_input(stage, work)) work.micro_batch = -1;
+      tick.stages.push_back(work);
+    }
+    for (int stage = 0; stage < stages; ++stage) {
+      const TickStage& work = tick.stages[stage];
+      if (work.micro_batch < 0) continue;
+      ++played[stage][static_cast<size_t>(work.pass)];
+      ++done[static_cast<size_t>(work.pass)][work.virtual_stage * stages + stage];
+    }
+    ticks.push_back(std::move(tick));
+  }
+  return ticks;
+}
+
 int most_in_flight(std::span<const Tick> ticks, int stage) {
   int now = 0, most = 0;
   for (const Tick& tick : ticks) {

@@ -41,6 +41,7 @@ struct Grid {
 struct TickStage {
   int micro_batch = -1;  // index in the step; -1 if the stage has none and only serves
   Pass pass = Pass::kForward;
+  int virtual_stage = 0;  // whose layers it plays, of those that the stage holds
   bool operator==(const TickStage&) const = default;
 };
 
@@ -61,9 +62,17 @@ std::vector<Tick> aligned_ticks(int stages, int micro_batches, bool trains);
 /// each once its input was made in an earlier tick.
 std::vector<Tick> one_forward_one_backward_ticks(int stages, int micro_batches);
 
+/// Interleaved 1F1B in lockstep, as Megatron-LM orders it. A stage holds several virtual stages,
+/// runs of layers that lie `stages` runs apart. Forward of `stages` micro-batches goes through one
+/// of them after another before the next micro-batches come, backward in the opposite order. Stage
+/// s plays 2 (stages - 1 - s) + (virtual_stages - 1) stages forwards, then a forward and a backward
+/// in turn, each once its input was made in an earlier tick. The micro-batches are a multiple of
+/// the stages (CHECK).
+std::vector<Tick> interleaved_ticks(int stages, int virtual_stages, int micro_batches);
+
 /// The most micro-batches that a stage holds at any time: those whose forward has begun and whose
-/// backward is not over. For aligned_ticks that train it is min(micro_batches, 2 (stages - 1 -
-/// stage) + 1).
+/// backward is not over, each as often as it has virtual stages there. For aligned_ticks that train
+/// it is min(micro_batches, 2 (stages - 1 - stage) + 1).
 int most_in_flight(std::span<const Tick> ticks, int stage);
 
 }  // namespace distca

@@ -96,7 +96,8 @@ TEST(Ticks, every_stage_plays_every_micro_batch_once_a_pass_after_its_input_was_
         for (int t = 0; t < static_cast<int>(ticks.size()); ++t) {
           ASSERT_THAT(ticks[t].stages, SizeIs(stages));
           for (int stage = 0; stage < stages; ++stage) {
-            const auto& [micro_batch, pass] = ticks[t].stages[stage];
+            const auto& [micro_batch, pass, virtual_stage] = ticks[t].stages[stage];
+            EXPECT_EQ(virtual_stage, 0);
             if (micro_batch < 0) continue;
             EXPECT_TRUE(played.emplace(std::tuple{stage, micro_batch, pass}, t).second);
             if (pass == Pass::kForward) {
@@ -109,6 +110,38 @@ TEST(Ticks, every_stage_plays_every_micro_batch_once_a_pass_after_its_input_was_
         }
         EXPECT_THAT(played, SizeIs(2 * stages * micro_batches));
       }
+    }
+  }
+}
+
+TEST(InterleavedTicks, every_virtual_stage_plays_every_micro_batch_once_after_its_input_was_made) {
+  for (const auto& [stages, virtual_stages, micro_batches] :
+       {std::tuple{1, 2, 3}, {2, 2, 2}, {2, 4, 6}, {3, 2, 6}, {4, 3, 8}, {8, 2, 16}}) {
+    const std::vector<Tick> ticks = interleaved_ticks(stages, virtual_stages, micro_batches);
+    EXPECT_THAT(ticks, SizeIs(2 * virtual_stages * micro_batches + 2 * (stages - 1)));
+    std::map<std::tuple<int, int, Pass>, int> played;  // virtual stage, micro-batch, pass: tick
+    for (int t = 0; t < static_cast<int>(ticks.size()); ++t) {
+      for (int stage = 0; stage < stages; ++stage) {
+        const auto& [micro_batch, pass, virtual_stage] = ticks[t].stages[stage];
+        if (micro_batch < 0) continue;
+        const int at = virtual_stage * stages + stage;
+        EXPECT_TRUE(played.emplace(std::tuple{at, micro_batch, pass}, t).second);
+        const bool forward = pass == Pass::kForward;
+        const bool turns = !forward && at + 1 == stages * virtual_stages;
+        if (forward && at == 0) continue;
+        const auto before = played.find({turns     ? at
+                                         : forward ? at - 1
+                                                   : at + 1,
+                                         micro_batch, turns ? Pass::kForward : pass});
+        EXPECT_TRUE(before != played.end() && before->second < t)
+            << stages << " x " << virtual_stages << ": " << at << ", " << micro_batch;
+      }
+    }
+    EXPECT_THAT(played, SizeIs(2 * stages * virtual_stages * micro_batches));
+    for (int stage = 0; stage < stages; ++stage) {
+      EXPECT_EQ(most_in_flight(ticks, stage),
+                std::min(virtual_stages * micro_batches,
+                         2 * (stages - 1 - stage) + (virtual_stages - 1) * stages + 1));
     }
   }
 }
