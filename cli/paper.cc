@@ -84,60 +84,94 @@ std::string move_text(const PaperResult& of) {
                      of.move->is_better ? "better" : "worse", of.move->speedup);
 }
 
-void print_results(const std::vector<PaperResult>& results, int batches) {
-  const bool has_pipeline = results[0].row.table == PaperTable::kFourDimensions;
-  std::vector<std::string> header = {"row",  "paper",   "its planner", "",
-                                     "ours", "no wait", "even CA",     "WLB-ideal s"};
-  if (has_pipeline) {
-    for (const char* name : {"its planner, P 2", "P 4", "WLB, P 1, s", "ours, P 1, s", "best/best"})
-      header.emplace_back(name);
+/// "in", "below", "above"; "?" if the paper's planner does not fit.
+std::string place_text(const std::optional<int>& place) {
+  if (!place) return "?";
+  return *place == 0 ? "in" : *place < 0 ? "below" : "above";
+}
+
+std::vector<std::string> header_of(PaperTable table) {
+  std::vector<std::string> header = {"row"};
+  const auto add = [&](bool wanted, std::initializer_list<const char*> names) {
+    if (wanted) header.insert(header.end(), names.begin(), names.end());
+  };
+  const bool is_published = table != PaperTable::kBeyond;
+  add(is_published, {"paper"});
+  add(true, {"its planner"});
+  add(is_published, {""});
+  add(true, {"ours", "no wait", "even CA", "WLB-ideal s"});
+  if (table == PaperTable::kThreeDimensions) {
+    add(true, {"moved most by"});
+    return header;
   }
-  header.emplace_back("moved most by");
-  Table table(header), settings({"row", "WLB-ideal", "the paper's planner", "ours"});
+  for (const int stages : paper_stages(table))
+    header.push_back(fmt::format("its planner, P {}", stages));
+  add(true, {"WLB, P 1, s", "ours, P 1, s", "best/best"});
+  add(is_published, {"moved most by"});
+  return header;
+}
+
+std::vector<std::string> cells_of(const PaperResult& of) {
+  const PaperTable table = of.row.table;
+  const bool is_published = table != PaperTable::kBeyond;
+  std::vector<std::string> cells = {of.row.name()};
+  const auto seconds = [](const std::optional<PaperBest>& best) {
+    return best ? fmt::format("{:.3f}", best->seconds) : std::string("no room");
+  };
+  const auto bound = [&](double PaperBest::*bound_s) {
+    return factor_text(of.ours && of.wlb ? of.wlb->seconds / ((*of.ours).*bound_s) : 0);
+  };
+  if (is_published) cells.push_back(range_text(of.row.published));
+  cells.push_back(factor_text(of.speedup(of.original)));
+  if (is_published) cells.push_back(place_text(of.place()));
+  cells.push_back(factor_text(of.speedup(of.ours)));
+  cells.push_back(bound(&PaperBest::busy_s));
+  cells.push_back(bound(&PaperBest::even_attention_s));
+  cells.push_back(seconds(of.wlb));
+  if (table != PaperTable::kThreeDimensions) {
+    for (const int stages : paper_stages(table))
+      cells.push_back(factor_text(of.speedup_of_stages(stages)));
+    cells.push_back(seconds(of.wlb_alone));
+    cells.push_back(seconds(of.ours_alone));
+    cells.push_back(factor_text(of.best_against_best()));
+  }
+  if (is_published) cells.push_back(move_text(of));
+  return cells;
+}
+
+void print_results(const std::vector<PaperResult>& results, int batches) {
+  const PaperTable kind = results[0].row.table;
+  Table table(header_of(kind)), settings({"row", "WLB-ideal", "the paper's planner", "ours"});
   std::array<int64_t, 3> places{};
   for (const PaperResult& of : results) {
-    const auto alone = [](const std::optional<PaperBest>& best) {
-      return best ? fmt::format("{:.3f}", best->seconds) : std::string("no room");
-    };
-    const std::optional<int> place = of.place();
-    if (place) ++places[static_cast<size_t>(*place + 1)];
-    const auto bound = [&](double PaperBest::*seconds) {
-      return factor_text(of.ours && of.wlb ? of.wlb->seconds / ((*of.ours).*seconds) : 0);
-    };
-    std::vector<std::string> cells = {of.row.name(),
-                                      range_text(of.row.published),
-                                      factor_text(of.speedup(of.original)),
-                                      !place        ? "?"
-                                      : *place == 0 ? "in"
-                                      : *place < 0  ? "below"
-                                                    : "above",
-                                      factor_text(of.speedup(of.ours)),
-                                      bound(&PaperBest::busy_s),
-                                      bound(&PaperBest::even_attention_s),
-                                      alone(of.wlb)};
-    if (has_pipeline) {
-      for (const int stages : kPaperStages)
-        cells.push_back(factor_text(of.speedup_of_stages(stages)));
-      cells.push_back(alone(of.wlb_alone));
-      cells.push_back(alone(of.ours_alone));
-      cells.push_back(factor_text(of.best_against_best()));
-    }
-    cells.push_back(move_text(of));
-    table.add_row(std::move(cells));
+    if (const std::optional<int> place = of.place()) ++places[static_cast<size_t>(*place + 1)];
+    table.add_row(cells_of(of));
     settings.add_row(
         {of.row.name(), setting_text(of.wlb), setting_text(of.original), setting_text(of.ours)});
   }
   fmt::print(
       "WLB-ideal's step over others, {} a row. The bounds are ours: if no rank ever waited, and if "
-      "only core attention were even{}. Moved most by: the number of the machine that moves a row "
-      "most towards the paper's range, to first order.\n{}\n"
-      "The paper's planner is in the paper's range in {} of {} rows, below in {}, above in {}.\n\n"
-      "Settings: stages P, nano-batches N, context parallelism CP\n{}",
-      batches == 1 ? std::string("1 batch") : fmt::format("{} batches", batches),
-      has_pipeline ? ". P 2 and P 4: both with so many stages; P 1: steps without a pipeline; "
-                     "best/best: with or without one"
-                   : "",
-      table.to_string(), places[1], results.size(), places[0], places[2], settings.to_string());
+      "only core attention were even.",
+      batches == 1 ? std::string("1 batch") : fmt::format("{} batches", batches));
+  if (kind != PaperTable::kThreeDimensions) {
+    fmt::print(
+        " Its planner, P: both with so many stages; P 1: steps without a pipeline; best/best: with "
+        "or without one.");
+  }
+  if (kind != PaperTable::kBeyond) {
+    fmt::print(
+        " Moved most by: the number of the machine that moves a row most towards the paper's "
+        "range, to first order.");
+  }
+  fmt::print("\n{}\n", table.to_string());
+  if (kind != PaperTable::kBeyond) {
+    fmt::print(
+        "The paper's planner is in the paper's range in {} of {} rows, below in {}, above in "
+        "{}.\n\n",
+        places[1], results.size(), places[0], places[2]);
+  }
+  fmt::print("Settings: stages P, nano-batches N, context parallelism CP\n{}",
+             settings.to_string());
 }
 
 void play_all_gathers(const Machine& machine) {
@@ -202,8 +236,9 @@ void play_paper(const PaperArguments& asked, const Machine& machine) {
   }
   const PaperStudy study = study_of(asked, machine);
   const bool is_figure = asked.experiment == "fig11";
-  const PaperTable table =
-      asked.experiment == "table3" ? PaperTable::kThreeDimensions : PaperTable::kFourDimensions;
+  const PaperTable table = asked.experiment == "table4"   ? PaperTable::kFourDimensions
+                           : asked.experiment == "beyond" ? PaperTable::kBeyond
+                                                          : PaperTable::kThreeDimensions;
   const std::vector<PaperRow> rows =
       asked_rows(is_figure ? figure_11_rows() : paper_rows(table), asked.rows);
   std::vector<PaperResult> results;

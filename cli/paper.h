@@ -15,7 +15,7 @@ struct PaperArguments {
   int batches = 1;                // how many each row has
   std::filesystem::path lengths;  // a folder. Empty means not given.
 };
-inline constexpr const char* kPaperExperiments[] = {"table3", "table4", "fig3a", "fig11"};
+inline constexpr const char* kPaperExperiments[] = {"table3", "table4", "fig3a", "fig11", "beyond"};
 
 /// Plays and prints an experiment. Throws Error(kUsage) if no row has the name or the lengths are
 /// not given, and as play_row() does.

@@ -1,6 +1,6 @@
 #pragma once
 // The experiments of the paper (arXiv 2510.18121) that can be played (paper_tables.h): what it
-// says of them, and what it leaves open, each number with its source.
+// says of them, and what it leaves open, each number with its source. And larger ones likewise.
 //
 //     for (const PaperRow& row : paper_rows(PaperTable::kFourDimensions))
 //       fmt::print("{}: {} to {}\n", row.name(), row.published.least, row.published.most);
@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,21 +18,26 @@
 
 namespace distca {
 
-enum class PaperTable : uint8_t { kThreeDimensions, kFourDimensions };  // its tables 3 and 4
+enum class PaperTable : uint8_t {
+  kThreeDimensions,  // its table 3
+  kFourDimensions,   // its table 4
+  kBeyond,           // larger models, longer documents and more GPUs, of which it says nothing
+};
+enum class PaperModel : uint8_t { k8B, k34B, k70B, k405B };
 
 struct PaperRange {
   double least = 0, most = 0;
 };
 
-/// A training whose speed-up over WLB-ideal the paper publishes, as one of a range.
+/// A training whose speed-up over WLB-ideal the paper publishes, as one of a range, or does not.
 struct PaperRow {
   PaperTable table = PaperTable::kThreeDimensions;
-  bool is_34b = false;
+  PaperModel model = PaperModel::k8B;
   SampleKind data = SampleKind::kPretrain;
   int64_t max_document_tokens = 0;
   int64_t sequences = 0;  // in a step; each has max_document_tokens
   int gpus = 0;
-  PaperRange published = {};
+  PaperRange published = {};  // 0 to 0 if there is none
 
   std::string name() const;  // "34B 384K prolong 512 GPUs"
   int64_t tokens() const { return sequences * max_document_tokens; }
@@ -52,7 +58,8 @@ struct PaperConstant {
 const std::vector<PaperConstant>& paper_constants();
 
 inline constexpr int kPaperTensor = 8;
-inline constexpr std::array<int, 2> kPaperStages = {2, 4};
+/// The numbers of stages that are tried for each row of a table.
+std::span<const int> paper_stages(PaperTable table);
 /// The most nano-batches of a step in table 4.
 inline constexpr int64_t kPaperNanoBatches = 32;
 inline constexpr std::array<int, 5> kPaperGroups = {1, 2, 4, 8, 16};

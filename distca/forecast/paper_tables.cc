@@ -90,7 +90,7 @@ int64_t finest(const PaperRow& row) {
 }
 
 std::vector<PaperChoice> choices_of(const PaperRow& row, const std::string& scheduler,
-                                    std::span<const int> stages) {
+                                    std::span<const int> stages, const Machine& machine) {
   const bool is_wlb = scheduler == kAllGather;
   const bool has_orders = scheduler == kOurs;
   std::vector<int64_t> nano_batches = {finest(row)};
@@ -105,6 +105,8 @@ std::vector<PaperChoice> choices_of(const PaperRow& row, const std::string& sche
     for (const int64_t count : nano_batches) {
       if (count < (is_wlb ? 1 : 2) * of) continue;
       PaperChoice choice{.setting = setting_of(row, scheduler, of, count)};
+      if (has_orders && of > 1)
+        choice.setting.bandwidth_mb_per_s = network_mb_per_s(machine, row.gpus);
       if (!is_wlb) choices.push_back(choice);
       if (has_orders && of > 1) {
         choice.setting.outstanding = 2;
@@ -206,7 +208,7 @@ class RowContest {
         best_s = played.seconds;
       }
     };
-    try_all(choices_of(row_, scheduler, stages));
+    try_all(choices_of(row_, scheduler, stages, machine_));
     for (const auto variants_of : {with_tolerances, with_spread}) {
       if (!best || scheduler != kOurs) continue;
       std::vector<PaperChoice> variants;
@@ -335,7 +337,7 @@ double PaperResult::best_against_best() const {
 
 std::optional<int> PaperResult::place() const {
   const double found = std::round(100 * speedup(original)) / 100;
-  if (found == 0) return std::nullopt;
+  if (found == 0 || row.published.most == 0) return std::nullopt;
   return found < row.published.least ? -1 : found > row.published.most ? 1 : 0;
 }
 
@@ -348,16 +350,14 @@ double PaperResult::speedup_of_stages(int stages) const {
 
 PaperResult play_row(const PaperRow& row, const PaperStudy& study) {
   constexpr std::array kAlone = {1};
-  const bool has_pipeline = row.table == PaperTable::kFourDimensions;
-  const std::span<const int> stages =
-      has_pipeline ? std::span<const int>(kPaperStages) : std::span<const int>(kAlone);
+  const std::span<const int> stages = paper_stages(row.table);
   RowContest contest(row, study);
   PaperResult result{.row = row,
                      .wlb = contest.best(kAllGather, stages),
                      .original = contest.best(kOriginal, stages),
                      .ours = contest.best(kOurs, stages)};
   if (result.place().value_or(0) != 0) result.move = contest.largest_move(result);
-  if (!has_pipeline) return result;
+  if (row.table == PaperTable::kThreeDimensions) return result;
   result.wlb_alone = contest.best(kAllGather, kAlone);
   result.ours_alone = contest.best(kOurs, kAlone);
   return result;

@@ -55,7 +55,7 @@ struct PaperResult {
   std::optional<PaperBest> wlb, original, ours;
   /// The number that moves a row most towards the published range. Set where it is outside.
   std::optional<PaperMove> move;
-  /// Table 4 only: with no pipeline.
+  /// Not of table 3: with no pipeline.
   std::optional<PaperBest> wlb_alone, ours_alone;
 
   /// WLB-ideal over a way to train; 0 if one of them is not set.
@@ -63,7 +63,7 @@ struct PaperResult {
   /// WLB-ideal over ours, each with a pipeline or without.
   double best_against_best() const;
   /// -1, 0 or 1: the paper's planner is below, in or above the published range, rounded to
-  /// hundredths as that is. Not set if it is not known.
+  /// hundredths as that is. Not set if either is not known.
   std::optional<int> place() const;
   /// WLB-ideal over the paper's planner, both with so many stages. 0 if one of them has no room.
   double speedup_of_stages(int stages) const;

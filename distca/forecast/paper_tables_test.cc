@@ -6,6 +6,7 @@
 #include <set>
 
 #include "distca/base/error.h"
+#include "distca/cost/stage_layers.h"
 
 namespace distca {
 namespace {
@@ -35,6 +36,12 @@ TEST(PaperRows, are_those_of_the_tables) {
     }
     EXPECT_EQ(names.size(), 36U);
   }
+  EXPECT_EQ(paper_rows(PaperTable::kBeyond).size(), 10U);
+  const LlamaConfig model =
+      paper_config(row_of(PaperTable::kBeyond, "405B 1024K prolong 4096 GPUs")).model;
+  EXPECT_NEAR(1e-9 * static_cast<double>(layer_products(model.shape()) * model.num_hidden_layers),
+              405, 5)
+      << "without embedding and head";
   const PaperRow row = row_of(PaperTable::kFourDimensions, "34B 384K prolong 512 GPUs");
   EXPECT_EQ(row.sequences, 16);
   EXPECT_EQ(row.published.most, 1.25);
@@ -88,6 +95,9 @@ TEST(PaperTables, a_place_is_by_hundredths) {
   EXPECT_EQ(result.place(), 1);
   result.original.reset();
   EXPECT_FALSE(result.place());
+  result.original = result.wlb;
+  result.row.published = {};
+  EXPECT_FALSE(result.place()) << "nothing is published";
 }
 
 TEST(PaperTables, no_configuration_can_ask_for_its_schedulers) {
