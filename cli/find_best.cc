@@ -258,8 +258,9 @@ void print_limits(const Search& search) {
            "them. Recomputation is the least that fits.",
            kColumns),
       wrap("Rivals are those that this program has as plans, with its overlap; in pipelines 1F1B, "
-           "plain and with weight gradients in idle ticks (up to P outstanding, as ZB-H1 has it). "
-           "Documents stay in their nano-batch.",
+           "plain, with weight gradients in idle ticks (up to P outstanding, as ZB-H1 has it) and "
+           "interleaved (2 or 4 virtual stages, predicted only). Documents stay in their "
+           "nano-batch.",
            kColumns),
       wrap(fmt::format("The numbers of {}: {} of {} are measured, the others stated or assumed; "
                        "distca simulate says of each where it is from, and what it decides.",

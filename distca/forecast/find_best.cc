@@ -265,7 +265,9 @@ Tried try_setting(const BestRequest& request, const Setting& setting, double mos
                                                {.sensitivities = false,
                                                 .plain_packing = false,
                                                 .plays_beyond_memory = false,
+                                                .most_s = most_s,
                                                 .threads = threads_of_each()});
+      if (step.is_ruled_out) return {};
       if (step.seconds > 0)
         return {.played = played_setting(request, config, relieved, step),
                 .too_large = {},

@@ -124,13 +124,22 @@ TEST(FindBest, no_step_is_shorter_than_its_bound_and_no_peak_lower) {
       const std::vector<Setting> reliefs = reliefs_of(setting);
       for (const Setting& relieved : {reliefs.front(), reliefs.back()}) {
         const Config config = config_of(request.config, relieved);
-        const SimulatedStep step =
-            simulate_step(config, joined(request.batch, relieved.nano_batches), request.gpus,
-                          request.machine, {.sensitivities = false, .plain_packing = false});
+        const Batch batch = joined(request.batch, relieved.nano_batches);
+        const SimulatedStep step = simulate_step(config, batch, request.gpus, request.machine,
+                                                 {.sensitivities = false, .plain_packing = false});
+        const auto ruled_out = [&](double most_s) {
+          return simulate_step(config, batch, request.gpus, request.machine,
+                               {.sensitivities = false, .plain_packing = false, .most_s = most_s})
+              .is_ruled_out;
+        };
         const std::string words = contestant.name + ", " + order_of(relieved) + ", " +
                                   division_text(relieved) + ", recompute " +
                                   std::string(recompute_name(relieved.recompute));
         EXPECT_LE(least_step_s(config, request.gpus, request.machine, work), step.seconds) << words;
+        EXPECT_FALSE(ruled_out(step.seconds)) << words;
+        EXPECT_EQ(ruled_out(.5 * step.busy_s),
+                  setting.stages == 1 || setting.schedule == PipelineSchedule::kAtHome)
+            << words;
         EXPECT_LE(least_peak(config, request.gpus).total(), step.fullest().peak.total()) << words;
       }
     }

@@ -37,6 +37,12 @@ double least_pair_ns(const AttentionShape& shape, const AttentionProfile& profil
   return kBelowProfile * size_of(shape) / size_of(profile.shape) * (1 / forward + 1 / backward);
 }
 
+/// The least time of core attention of a layer, both passes, for a pair, on a rank of the machine.
+double least_pair_s(const Config& config, const Machine& machine) {
+  return 1e-9 * least_pair_ns(config.rank_shape().attention, *machine.attention) /
+         machine.of(MachineNumber::kAttentionRate);
+}
+
 LeastWork least_work(const Config& config, const RunGrid& run, const Machine& machine,
                      const BatchWork& work) {
   const ModelShape shape = config.rank_shape();
@@ -57,8 +63,7 @@ LeastWork least_work(const Config& config, const RunGrid& run, const Machine& ma
   }
   least.linear.back() += tokens * 3 * head;
   const std::vector<int64_t> layers = config.model.num_layers_of_windows();
-  const double pair_s = 1e-9 * least_pair_ns(shape.attention, *machine.attention) /
-                        machine.of(MachineNumber::kAttentionRate);
+  const double pair_s = least_pair_s(config, machine);
   for (size_t window = 0; window < layers.size(); ++window) {
     least.attention +=
         static_cast<double>(layers[window]) * static_cast<double>(work.pairs[window]) * pair_s;
@@ -138,6 +143,27 @@ double least_step_s(const Config& config, int num_workers, const Machine& machin
   for (size_t stage = 0; run.is_pipeline() && stage < least.linear.size(); ++stage)
     busy = std::max(busy, least_through(config, run, least, stage));
   return busy;
+}
+
+double least_busiest_s(const Config& config, int num_workers, const Machine& machine,
+                       const PlanFigures& figures, const std::vector<RankSample>& work) {
+  const RunGrid run = run_grid(config, num_workers);
+  const bool at_home = config.parallel.pipeline_schedule == PipelineSchedule::kAtHome;
+  if (run.is_pipeline() && !at_home) return 0;
+  // Figures of a pipeline are those of all layers.
+  const auto layers = static_cast<double>(run.is_pipeline() ? 1 : config.model.num_hidden_layers);
+  const double pair_s = layers * least_pair_s(config, machine);
+  const std::vector<int64_t> no_pairs(config.model.windows().size(), 0);
+  const LeastWork token =
+      least_work(config, run, machine, {.tokens = run.grid.replicas, .pairs = no_pairs});
+  double most = 0;
+  for (int server = 0; server < run.grid.num_workers(); ++server) {
+    const auto i = static_cast<size_t>(server);
+    most = std::max(most, static_cast<double>(work[i].tokens) *
+                                  token.linear[static_cast<size_t>(run.grid.stage(server))] +
+                              static_cast<double>(figures.load_after[i]) * pair_s);
+  }
+  return most;
 }
 
 MemoryParts least_peak(const Config& config, int num_workers) {

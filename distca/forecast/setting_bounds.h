@@ -1,6 +1,6 @@
 #pragma once
-// Bounds of what a step of a configuration takes, in time and in memory, without plans: by them
-// settings are ruled out at no cost (find_best.h).
+// Bounds of what a step of a configuration takes, in time and in memory, without plans or by plans
+// alone: by them settings are ruled out at no cost or at little (find_best.h).
 //
 //     const BatchWork work = batch_work(config, batch);
 //     if (least_step_s(config, num_workers, machine, work) > best_s) continue;  // cannot be best
@@ -14,6 +14,7 @@
 #include "distca/config/config.h"
 #include "distca/cost/machine.h"
 #include "distca/forecast/memory.h"
+#include "distca/forecast/plan_figures.h"
 
 namespace distca {
 
@@ -31,6 +32,11 @@ BatchWork batch_work(const Config& config, const Batch& batch);
 /// uneven work, the optimizer. The configuration has no dedicated servers.
 double least_step_s(const Config& config, int num_workers, const Machine& machine,
                     const BatchWork& work);
+
+/// Likewise with the step's plans, by their figures (plan_figures.h): what the rank computes that
+/// has most. 0 in a pipeline that pools attention, where passes are planned apart.
+double least_busiest_s(const Config& config, int num_workers, const Machine& machine,
+                       const PlanFigures& figures, const std::vector<RankSample>& work);
 
 /// Bytes that some rank holds at least, on the stage where that is most: what stands, and the
 /// activations of the nano-batches that are in flight together. It is never above the peak that

@@ -16,6 +16,7 @@
 #include "distca/config/run_grid.h"
 #include "distca/forecast/batch_programs.h"
 #include "distca/forecast/op_prices.h"
+#include "distca/forecast/setting_bounds.h"
 #include "distca/sim/player.h"
 #include "distca/sim/step_links.h"
 
@@ -317,6 +318,9 @@ SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_wo
   step.figures.hash = plans_hash(plans);
   std::vector<RankSample> work;
   add_plan_figures(config, batch, plans, num_workers, &step.figures, &work);
+  step.is_ruled_out =
+      least_busiest_s(config, num_workers, machine, step.figures, work) > options.most_s;
+  if (step.is_ruled_out) return step;
   const Run run(config, plans, num_workers, options.threads);
   step.one_of_each_server = run.plays_one_of_each_server();
   step.stages = run.stages({});

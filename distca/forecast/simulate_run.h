@@ -8,6 +8,7 @@
 // Any thread may call the function.
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -72,6 +73,7 @@ struct SimulatedStep {
   bool one_of_each_server = false;
   std::vector<int> traced_ranks;    // empty without a request for a trace
   bool is_trace_shortened = false;  // one rank of each stage; all would be too many lines
+  bool is_ruled_out = false;        // SimulateOptions::most_s: it has its plans' figures alone
 
   /// The stage one of whose ranks takes more memory than any other rank.
   const SimulatedStage& fullest() const;
@@ -83,6 +85,9 @@ struct SimulateOptions {
   /// If false, a step is not played that does not fit the machine's memory: then it has its plans'
   /// figures and the peaks of its stages, and all times are 0.
   bool plays_beyond_memory = true;
+  /// A step is not played that takes longer in any case, because some rank computes for longer
+  /// (setting_bounds.h).
+  double most_s = std::numeric_limits<double>::infinity();
   bool memory_over_time = false;  // SimulatedStage::memory
   /// Of ranks that compute at less than the machine's rates: rank, share of them, above 0. Ranks
   /// that divide layers wait for one another, so such a rank makes its whole server slow. Plans
