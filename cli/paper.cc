@@ -28,8 +28,13 @@ std::string factor_text(double factor) {
   return factor > 0 ? fmt::format("{:.2f}", factor) : std::string("-");
 }
 
-std::string setting_text(const std::optional<PaperBest>& best) {
-  return best ? best->words() : "does not fit";
+/// Where there is no best setting: a refusal stands below the table.
+const char* missing_text(const PaperResult& of) {
+  return of.refusals.empty() ? "no room" : "not played";
+}
+
+std::string setting_text(const PaperResult& of, const std::optional<PaperBest>& best) {
+  return best ? best->words() : missing_text(of);
 }
 
 void print_constants(const Machine& machine) {
@@ -115,8 +120,8 @@ std::vector<std::string> cells_of(const PaperResult& of) {
   const PaperTable table = of.row.table;
   const bool is_published = table != PaperTable::kBeyond;
   std::vector<std::string> cells = {of.row.name()};
-  const auto seconds = [](const std::optional<PaperBest>& best) {
-    return best ? fmt::format("{:.3f}", best->seconds) : std::string("no room");
+  const auto seconds = [&](const std::optional<PaperBest>& best) {
+    return best ? fmt::format("{:.3f}", best->seconds) : std::string(missing_text(of));
   };
   const auto bound = [&](double PaperBest::*bound_s) {
     return factor_text(of.ours && of.wlb ? of.wlb->seconds / ((*of.ours).*bound_s) : 0);
@@ -146,8 +151,8 @@ void print_results(const std::vector<PaperResult>& results, int batches) {
   for (const PaperResult& of : results) {
     if (const std::optional<int> place = of.place()) ++places[static_cast<size_t>(*place + 1)];
     table.add_row(cells_of(of));
-    settings.add_row(
-        {of.row.name(), setting_text(of.wlb), setting_text(of.original), setting_text(of.ours)});
+    settings.add_row({of.row.name(), setting_text(of, of.wlb), setting_text(of, of.original),
+                      setting_text(of, of.ours)});
   }
   fmt::print(
       "WLB-ideal's step over others, {} a row. The bounds are ours: if no rank ever waited, and if "
@@ -172,6 +177,10 @@ void print_results(const std::vector<PaperResult>& results, int batches) {
   }
   fmt::print("Settings: stages P, nano-batches N, context parallelism CP\n{}",
              settings.to_string());
+  for (const PaperResult& of : results) {
+    for (const std::string& refusal : of.refusals)
+      fmt::print("Not played: {}, {}\n", of.row.name(), refusal);
+  }
 }
 
 void play_all_gathers(const Machine& machine) {

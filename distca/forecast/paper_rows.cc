@@ -30,12 +30,13 @@ constexpr std::array<PaperLine, 6> kTable4{{{k8B, 128, 64, {32, 64, 128}},
                                             {k34B, 384, 128, {8, 8, 16}}}};
 
 /// Steps of 8 and 16 million tokens, as such models are trained with.
-constexpr std::array<PaperRow, 5> kBeyondRows{
+constexpr std::array<PaperRow, 6> kBeyondRows{
     {{.model = k8B, .max_document_tokens = 1 << 20, .sequences = 8, .gpus = 256},
+     {.model = k8B, .max_document_tokens = 1 << 20, .sequences = 16, .gpus = 4096},
      {.model = k70B, .max_document_tokens = 1 << 17, .sequences = 64, .gpus = 512},
      {.model = k70B, .max_document_tokens = 1 << 20, .sequences = 16, .gpus = 1024},
-     {.model = k405B, .max_document_tokens = 1 << 17, .sequences = 128, .gpus = 4096},
-     {.model = k405B, .max_document_tokens = 1 << 20, .sequences = 16, .gpus = 4096}}};
+     {.model = k405B, .max_document_tokens = 1 << 17, .sequences = 64, .gpus = 1024},
+     {.model = k405B, .max_document_tokens = 1 << 20, .sequences = 16, .gpus = 1024}}};
 constexpr std::array kStages3 = {1};
 constexpr std::array kStages4 = {2, 4}, kStagesBeyond = {4, 8};
 

@@ -194,9 +194,11 @@ class RowContest {
     std::map<int, double> of_stages;
     std::optional<PaperChoice> best;
     double best_s = 0;
+    std::string refusal;
     const auto try_all = [&](const std::vector<PaperChoice>& choices) {
       const std::vector<Tried> tried = tried_of(scheduler, choices);
       for (size_t i = 0; i < tried.size(); ++i) {
+        if (refusal.empty()) refusal = tried[i].refused;
         if (!tried[i].played) continue;
         const PlayedSetting& played = *tried[i].played;
         double& shortest =
@@ -217,6 +219,7 @@ class RowContest {
         variants.push_back({.setting = setting});
       try_all(variants);
     }
+    if (!best && !refusal.empty()) refusals_.push_back(fmt::format("{}: {}", scheduler, refusal));
     if (!best) return std::nullopt;
     PaperBest found = played(*best, machine_);
     found.of_stages = std::move(of_stages);
@@ -245,6 +248,8 @@ class RowContest {
   }
 
   const Machine& machine() const { return machine_; }
+  /// PaperResult::refusals
+  const std::vector<std::string>& refusals() const { return refusals_; }
 
   PaperBest played(const PaperChoice& choice, const Machine& machine) const {
     PaperBest best{
@@ -306,6 +311,7 @@ class RowContest {
   const PaperStudy& study_;
   const Machine machine_;
   std::vector<Batch> steps_;
+  std::vector<std::string> refusals_;
 };
 
 }  // namespace
@@ -357,9 +363,11 @@ PaperResult play_row(const PaperRow& row, const PaperStudy& study) {
                      .original = contest.best(kOriginal, stages),
                      .ours = contest.best(kOurs, stages)};
   if (result.place().value_or(0) != 0) result.move = contest.largest_move(result);
-  if (row.table == PaperTable::kThreeDimensions) return result;
-  result.wlb_alone = contest.best(kAllGather, kAlone);
-  result.ours_alone = contest.best(kOurs, kAlone);
+  if (row.table != PaperTable::kThreeDimensions) {
+    result.wlb_alone = contest.best(kAllGather, kAlone);
+    result.ours_alone = contest.best(kOurs, kAlone);
+  }
+  result.refusals = contest.refusals();
   return result;
 }
 

@@ -36,9 +36,9 @@ TEST(PaperRows, are_those_of_the_tables) {
     }
     EXPECT_EQ(names.size(), 36U);
   }
-  EXPECT_EQ(paper_rows(PaperTable::kBeyond).size(), 10U);
+  EXPECT_EQ(paper_rows(PaperTable::kBeyond).size(), 12U);
   const LlamaConfig model =
-      paper_config(row_of(PaperTable::kBeyond, "405B 1024K prolong 4096 GPUs")).model;
+      paper_config(row_of(PaperTable::kBeyond, "405B 1024K prolong 1024 GPUs")).model;
   EXPECT_NEAR(1e-9 * static_cast<double>(layer_products(model.shape()) * model.num_hidden_layers),
               405, 5)
       << "without embedding and head";
