@@ -166,8 +166,8 @@ const std::vector<PaperConstant>& paper_constants() {
        "paper, 4.1; resend_qkv"},
       {"ours",
        "balanced, ping-pong, aligned by bandwidth, 0 and 2 outstanding; its best also at .005, "
-       ".05, spread",
-       "as --find-best has it, less mixed"},
+       ".05, spread; beyond the paper mixed, too",
+       "as --find-best has it"},
       {"WLB-ideal: packing",
        "all micro-batches together, none deferred, tiers by x^2 + x at 64,000",
        "released code (131,072 for 34B there)"},

@@ -111,6 +111,10 @@ std::vector<PaperChoice> choices_of(const PaperRow& row, const std::string& sche
       if (has_orders && of > 1) {
         choice.setting.outstanding = 2;
         choices.push_back(choice);
+        if (row.table == PaperTable::kBeyond) {
+          choice.setting.schedule = PipelineSchedule::kMixed;
+          choices.push_back(choice);
+        }
       }
       for (const int group : kPaperGroups) {
         if (!is_wlb || choice.setting.replicas % group != 0) continue;
@@ -320,6 +324,7 @@ std::string PaperBest::words() const {
   std::string text = fmt::format("P {}, N {}", setting.stages, setting.nano_batches);
   if (group > 0) text += fmt::format(", CP {}", group);
   if (most_over_mean > 0) text += fmt::format(", to {:g}", most_over_mean);
+  if (setting.schedule == PipelineSchedule::kMixed) text += ", mixed";
   if (setting.outstanding > 0) text += fmt::format(", {} left", setting.outstanding);
   if (setting.tolerance > 0) text += fmt::format(", {:g}", setting.tolerance);
   if (setting.spread) text += ", spread";

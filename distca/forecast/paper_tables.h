@@ -57,8 +57,8 @@ struct PaperResult {
   std::optional<PaperMove> move;
   /// Not of table 3: with no pipeline.
   std::optional<PaperBest> wlb_alone, ours_alone;
-  /// Of ways to train that are not set, although some setting might fit: why the first of their
-  /// settings cannot be planned or played.
+  /// Why a way to train is not set although some setting might fit: the first of its settings that
+  /// cannot be planned or played.
   std::vector<std::string> refusals;
 
   /// WLB-ideal over a way to train; 0 if one of them is not set.
