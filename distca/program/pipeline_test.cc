@@ -310,18 +310,9 @@ TEST(Pipeline, stages_of_a_mixed_tick_play_both_passes_beside_each_other) {
 TEST(Pipeline, attention_at_home_is_1f1b) {
   const std::vector<Program> programs = pipeline_programs(
       {.layers = {1, 1, 1}, .lengths = uneven_lengths(4), .order = Order::kAtHome});
-  const auto phases = [](const Program& program) {
-    std::string order;
-    for (const Op& op : program.ops) {
-      const bool forward = op.pass == Pass::kForward;
-      if (op.kind == (forward ? OpKind::kPreAttention : OpKind::kPostAttention))
-        order += short_name(op).substr(forward ? 15 : 16) + " ";
-    }
-    return order;
-  };
-  EXPECT_EQ(phases(programs[0]), "a b c a' d b' c' d' ");
-  EXPECT_EQ(phases(programs[1]), "a b a' c b' d c' d' ");
-  EXPECT_EQ(phases(programs[2]), "a a' b b' c c' d d' ");
+  EXPECT_EQ(layers_played(programs[0]), "0a 0b 0c 0a' 0d 0b' 0c' 0d' ");
+  EXPECT_EQ(layers_played(programs[1]), "1a 1b 1a' 1c 1b' 1d 1c' 1d' ");
+  EXPECT_EQ(layers_played(programs[2]), "2a 2a' 2b 2b' 2c 2c' 2d 2d' ");
   int64_t sent = 0, p2p = 0;
   for (const Program& program : programs) {
     for (const Op& op : program.ops)

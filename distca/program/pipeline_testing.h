@@ -315,6 +315,18 @@ class PipelineStep {
   std::vector<Parts> parts_;                // [server] by exchange
 };
 
+/// The layers that a rank plays for nano-batches, in order: "0a 1a 1a' " is forward of two layers
+/// for the first nano-batch, and backward of the second one.
+inline std::string layers_played(const Program& program) {
+  std::string order;
+  for (const Op& op : program.ops) {
+    const bool forward = op.pass == Pass::kForward;
+    if (op.kind == (forward ? OpKind::kPreAttention : OpKind::kPostAttention))
+      order += short_name(op).substr(forward ? 14 : 15) + " ";
+  }
+  return order;
+}
+
 inline std::vector<Program> pipeline_programs(const PipelineStyle& style) {
   return PipelineStep(style).programs();
 }

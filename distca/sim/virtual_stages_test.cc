@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <string>
 #include <tuple>
 #include <vector>
 
@@ -21,17 +20,8 @@ TEST(VirtualStages, are_played_one_after_another) {
                       .virtual_stages = 2,
                       .gradients = {.bucket_elements = 400}};
   const std::vector<Program> programs = pipeline_programs(style);
-  const auto phases = [](const Program& program) {
-    std::string order;
-    for (const Op& op : program.ops) {
-      const bool forward = op.pass == Pass::kForward;
-      if (op.kind == (forward ? OpKind::kPreAttention : OpKind::kPostAttention))
-        order += short_name(op).substr(forward ? 14 : 15) + " ";
-    }
-    return order;
-  };
-  EXPECT_EQ(phases(programs[0]), "0a 0b 2a 2b 2a' 2b' 0a' 0b' ");
-  EXPECT_EQ(phases(programs[2]), "1a 1b 3a 3a' 3b 3b' 1a' 1b' ");
+  EXPECT_EQ(layers_played(programs[0]), "0a 0b 2a 2b 2a' 2b' 0a' 0b' ");
+  EXPECT_EQ(layers_played(programs[2]), "1a 1b 3a 3a' 3b 3b' 1a' 1b' ");
   // Each nano-batch goes three times from a virtual stage to the next one and back, and what is
   // sent to a rank is received there under the same tag.
   std::map<std::tuple<int, int, uint32_t>, int64_t> bytes;  // sender, receiver, tag
