@@ -1,7 +1,7 @@
 // Core attention on a CUDA device: fused calls of equal shards with random contexts, our copies
 // among them, compared with the operator alone on one long sequence of the same work, forward and
-// backward, as shares of the device's bf16 peak (a large matrix product in the same rounds); what
-// deterministic sums cost; and the grid that plans read.
+// backward, as shares of the device's bf16 peak (a large matrix product in the same rounds); and
+// what deterministic sums cost.
 //   bench/report.py build/release/bench/cuda_attention
 
 #include <ATen/ATen.h>
@@ -12,8 +12,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -22,14 +20,13 @@
 #include "bench/operator_calls.h"
 #include "bench/rounds.h"
 #include "distca/base/error.h"
-#include "distca/base/file.h"
 #include "distca/base/integers.h"
 #include "distca/base/machine.h"
 #include "distca/base/random.h"
 #include "distca/comm/aten_types.h"
-#include "distca/cost/attention_profile.h"
 #include "distca/runtime/aten_attention.h"
 #include "distca/runtime/attention_tensors.h"
+#include "distca/runtime/cuda/compiled_kernels.h"
 #include "distca/runtime/cuda/cuda_attention.h"
 #include "distca/runtime/cuda/task_launches.h"
 #include "distca/runtime/cuda/varlen_attention.h"
@@ -56,30 +53,16 @@ struct Arguments {
   int64_t head_dim = 128;
   int64_t query_tokens = 32768;     // queries of a call
   int64_t key_tokens = 4 << 20;     // keys of a call, at most
-  int64_t profile_tokens = 131072;  // the largest of the grid
   int64_t document_tokens = 32768;  // length of the one that is cut into shards
   int64_t most_shard = 2048;
   uint64_t seed = 1;
-  std::string profile;
+  std::string kernel = "aten";
   std::string device = "cuda";
 
   int cuda_device() const { return device == "cuda" ? 0 : -1; }
 };
 
-/// The device's name as its driver says it.
-std::string device_name(int cuda_device) {
-  if (cuda_device < 0) return cpu_name();
-  const std::filesystem::path drivers = "/proc/driver/nvidia/gpus";
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(drivers, none)) {
-    std::ifstream facts(entry.path() / "information");
-    for (std::string line; std::getline(facts, line);) {
-      const size_t name = line.find_first_not_of(" \t", line.find(':') + 1);
-      if (line.starts_with("Model:") && name != std::string::npos) return line.substr(name);
-    }
-  }
-  return "unknown CUDA device";
-}
+std::string device_name(int cuda_device) { return cuda_device < 0 ? cpu_name() : gpu_name(); }
 
 /// Seconds of a call on the device: the mean of some that it is given at once, by events of its
 /// stream; the first time, and where a call is long, of one. On a CPU, the seconds of one call.
@@ -131,7 +114,8 @@ class Problem {
                .num_kv_heads = arguments.kv_heads,
                .head_dim_qk = arguments.head_dim,
                .head_dim_v = arguments.head_dim,
-               .softmax_scale = 1 / std::sqrt(static_cast<double>(arguments.head_dim))} {
+               .softmax_scale = 1 / std::sqrt(static_cast<double>(arguments.head_dim))},
+        compiled_(arguments.kernel == "fa4" ? compiled(shape_, cuda_device_) : nullptr) {
     int64_t queries = 0, keys = 0;
     for (const kernels::Task& task : tasks) {
       queries = std::max(queries, task.q_row + task.q_tokens);
@@ -149,9 +133,13 @@ class Problem {
   }
   /// Both return the bytes that were copied to and from the operator.
   int64_t forward() const {
+    if (compiled_)
+      return cuda_forward(shape_, kType, kType, tensors_->list, cuda_device_, &forward_, flash4());
     return aten_forward(shape_, kType, tensors_->list, cuda_device_, std::nullopt, &forward_);
   }
   int64_t backward() const {
+    if (compiled_)
+      return cuda_backward(shape_, kType, tensors_->list, cuda_device_, &backward_, flash4());
     return aten_backward(shape_, kType, tensors_->list, cuda_device_, &backward_);
   }
   void deterministic_backward() const {
@@ -169,12 +157,21 @@ class Problem {
   int cuda_device() const { return cuda_device_; }
 
  private:
+  static std::unique_ptr<const CompiledKernels> compiled(const kernels::Shape& shape,
+                                                         int cuda_device) {
+    auto [kernels, reason] = find_compiled_kernels(shape, kType, cuda_device);
+    DISTCA_THROW_IF(!kernels, ErrorKind::kUsage, "--kernel fa4: {}", reason);
+    return std::move(kernels);
+  }
+  Flash4 flash4() const { return {.kernels = compiled_.get()}; }
+
   const int cuda_device_;
   kernels::Shape shape_;
+  const std::unique_ptr<const CompiledKernels> compiled_;  // null for ATen's kernel
   int64_t pairs_ = 0;
   std::optional<AttentionTensors> tensors_;
   mutable TaskLaunches forward_, backward_;  // kept from the first call on, as by a step's layers
-  const std::unique_ptr<VarlenOperator> op_ = fused_operator(shape_, kType);
+  const std::unique_ptr<VarlenOperator> op_ = fused_operator(shape_, kType, flash4());
   OperatorCalls forward_calls_{*op_}, backward_calls_{*op_};
 };
 
@@ -288,48 +285,6 @@ void measure_document(const Arguments& arguments, const char* rows, int64_t step
                           {"backward_copied_bytes", shards.backward()}});
 }
 
-// --- the grid that plans read --------------------------------------------------------------------
-
-/// The best of some calls of as many equal tasks as a call may have, a task's part of it: what a
-/// task costs among others.
-void measure_entry(const Arguments& arguments, const TaskSize& size, AttentionProfile& profile) {
-  const int64_t copies = std::max<int64_t>(
-      1, std::min(arguments.query_tokens / size.queries, arguments.key_tokens / size.keys));
-  const Problem problem(arguments, tasks_of(std::vector<TaskSize>(copies, size)));
-  const auto part = [&](const std::function<double()>& seconds) {
-    double best = seconds();
-    for (int round = 0; round < arguments.rounds; ++round) best = std::min(best, seconds());
-    return std::max<int64_t>(1, std::llround(best * 1e9 / static_cast<double>(copies)));
-  };
-  profile.forward_ns.push_back(part(forward_of(problem).seconds));
-  profile.backward_ns.push_back(part(backward_of(problem).seconds));
-}
-
-void measure_profile(const Arguments& arguments) {
-  AttentionProfile profile{.machine = device_name(arguments.cuda_device()),
-                           .path = "aten-cuda",
-                           .shape = {.num_heads = arguments.heads,
-                                     .num_kv_heads = arguments.kv_heads,
-                                     .head_dim_qk = arguments.head_dim,
-                                     .head_dim_v = arguments.head_dim,
-                                     .type = kType}};
-  for (int64_t tokens = 128; tokens <= arguments.profile_tokens; tokens *= 2) {
-    profile.q_tokens.push_back(tokens);
-    profile.kv_tokens.push_back(tokens);
-  }
-  for (const int64_t q : profile.q_tokens) {
-    for (const int64_t kv : profile.kv_tokens) {
-      if (q <= kv) {
-        measure_entry(arguments, {q, kv}, profile);
-      } else {
-        profile.forward_ns.push_back(0), profile.backward_ns.push_back(0);
-      }
-    }
-  }
-  write_file_atomically(arguments.profile, profile_to_json(profile));
-  fmt::print(stderr, "{}: {}\n", arguments.profile, profile_name(profile));
-}
-
 int run(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{"Core attention on a CUDA device: shards against one long sequence.",
@@ -344,15 +299,15 @@ int run(int argc, char** argv) {
   count("--head-dim", arguments.head_dim, "Elements of a head");
   count("--query-tokens", arguments.query_tokens, "Queries of a fused call");
   count("--key-tokens", arguments.key_tokens, "Keys of a fused call, at most");
-  count("--profile-tokens", arguments.profile_tokens, "The largest entry of the grid");
   count("--document-tokens", arguments.document_tokens, "Of the document that is cut into shards");
   count("--most-shard", arguments.most_shard, "Queries of the largest shards with random contexts");
   app.add_option("--device", arguments.device)->check(CLI::IsMember({"cuda", "cpu"}));
   app.add_option("--seed", arguments.seed, "Of the contexts");
-  app.add_option("--profile", arguments.profile, "Measures the grid of a profile into this file");
+  app.add_option("--kernel", arguments.kernel, "ATen's FlashAttention 2, or FlashAttention 4")
+      ->check(CLI::IsMember({"aten", "fa4"}));
   app.footer(
       "Exit code 2 without a CUDA device.\n"
-      "Example:  bench/report.py build/release/bench/cuda_attention --profile h200.json");
+      "Example:  bench/report.py build/release/bench/cuda_attention --kernel fa4");
   if (!parse_options(app, argc, argv)) return 0;
   if (arguments.cuda_device() >= 0 && !at::hasCUDA()) {
     throw Error(ErrorKind::kUsage,
@@ -362,6 +317,7 @@ int run(int argc, char** argv) {
   // Else every buffer is filled before use while sums are deterministic.
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   write_header("cuda_attention", {{"device", device_name(arguments.cuda_device())},
+                                  {"kernel", arguments.kernel},
                                   {"rounds", arguments.rounds},
                                   {"heads", arguments.heads},
                                   {"kv_heads", arguments.kv_heads},
@@ -371,7 +327,6 @@ int run(int argc, char** argv) {
   measure_document(arguments, "of every second shard", 2, /*scattered=*/false);
   for (int64_t shard = 16; shard <= arguments.most_shard; shard *= 2)
     measure_shard(arguments, shard);
-  if (!arguments.profile.empty()) measure_profile(arguments);
   return 0;
 }
 

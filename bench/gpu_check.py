@@ -25,6 +25,8 @@ import time
 import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# FlashAttention 4's, which scripts/offline_bundle.sh has packed; else where distca kernels build puts them.
+KERNELS = {"DISTCA_KERNELS": str(ROOT / "offline/kernels")} if (ROOT / "offline/kernels").is_dir() else {}
 BOUNDS = ROOT / "bench/gpu_bounds.toml"
 STAGES = ("A", "B", "D", "E", "first")
 STAGE_LIMIT_S = 480
@@ -121,7 +123,7 @@ class Stage:
         """Runs a command for at most so many seconds; what it printed. Raises Missing, in one line, if it fails."""
         limit_s = min(limit_s * self.options.patience, self.left_s())
         # Streams of ranks that share a device do not wait behind each other in the driver's queues (cli/train.cc).
-        environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"} | os.environ | {
+        environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"} | KERNELS | os.environ | {
             key: str(value) for key, value in (self.libraries | others).items()}
         start = time.monotonic()
         with open(self.log, "a") as log:
@@ -201,6 +203,14 @@ if torch.cuda.is_available():
 print(", ".join(facts))
 sys.exit("PyTorch sees no CUDA device" if sys.argv[1] == "cuda" and not torch.cuda.is_available() else 0)
 """
+
+
+def no_flash4(head_dim):
+    """Empty, or why there are no kernels of FlashAttention 4 for heads of this size, four for each key head."""
+    cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    folder = pathlib.Path((KERNELS | os.environ).get("DISTCA_KERNELS") or pathlib.Path(cache) / "distca/kernels")
+    made = folder / f"fa4-sm_90-d{head_dim}-bfloat16-g4"
+    return "" if (made / "manifest.json").exists() else f"there is no {made}: distca kernels build --head-dim {head_dim}"
 
 
 def target_of(program):

@@ -6,6 +6,7 @@ rehearsed in `make test-full` alone."""
 
 import contextlib
 import io
+import json
 import os
 import pathlib
 import re
@@ -15,8 +16,10 @@ import tempfile
 import time
 import tomllib
 import unittest
+from unittest import mock
 
 import gpu_check
+import gpu_stages
 import gpu_training
 from gpu_check import BOUNDS, ROOT, Missing, Stage
 
@@ -142,6 +145,41 @@ class Frame(unittest.TestCase):
             stage = self.stage(losses={"at_most": 1e9, "stand_in": True})
             stage.figure("losses", gpu_training.relative(got, want))
         self.assertEqual(self.verdicts(), ["FAIL", "FAIL"])
+
+    def test_without_kernels_of_flash_attention_4_its_lines_are_skipped(self):
+        with mock.patch.dict(os.environ, {"DISTCA_KERNELS": str(self.folder)}):
+            gpu_stages.attention_of_flash4(self.stage("cuda"))
+            self.assertEqual(self.verdicts(), ["SKIP", "SKIP"])
+            self.assertIn("distca kernels build --head-dim 64", self.lines[0])
+            kernels = self.folder / "fa4-sm_90-d64-bfloat16-g4"
+            kernels.mkdir()
+            (kernels / "manifest.json").write_text("{}")
+            self.assertEqual(gpu_check.no_flash4(64), "")
+            self.assertNotEqual(gpu_check.no_flash4(128), "")
+
+    def test_a_contest_without_flash_attention_4_keeps_its_other_figures(self):
+        losses, rate = (f"32K-token documents{of}: {figure}" for of, figure in
+                        (("", "first loss beside plain PyTorch's, relative"), ("", "tokens/s, times plain PyTorch's")))
+        of_flash4 = [f"32K-token documents, FlashAttention 4: {figure}" for figure in gpu_training.FLASH4_FIGURES]
+        stage = self.stage("cuda")
+        stage.bounds = {losses: {"at_most": 1}, rate: {"at_least": 1}}
+        step = {"loss": 1.0, "step_s": 1.0, "tokens": 65536}
+
+        def trained(_, name, limit_s, *words, **others):
+            if "attention.kernel=fa4" in words:
+                raise Missing("no kernels")
+            return [step] * 6
+
+        stage.run = lambda *arguments, **others: "\n".join([json.dumps(step)] * 6)
+        for why, verdict in (("", "FAIL"), ("there are none", "SKIP")):
+            self.lines.clear()
+            with mock.patch.object(gpu_training, "train", trained), mock.patch.object(gpu_training, "no_flash4", lambda _: why):
+                gpu_training.contest(stage, "32K", 32768, ("ours", "rival", "flash4"))
+            told = {" ".join(line.split()[2:]): line.split()[0] for line in self.lines}
+            for figure in of_flash4:
+                self.assertIn(verdict, [told[key] for key in told if key.startswith(figure)])
+            for figure in (losses, rate):
+                self.assertIn("PASS", [told[key] for key in told if key.startswith(figure)])
 
     def test_what_cannot_be_made_raises_in_one_line(self):
         with self.assertRaises(Missing) as missing:

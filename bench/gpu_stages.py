@@ -2,19 +2,22 @@
 """The stages of scripts/gpu_check.sh. Their frame is gpu_check.py; the bounds of their figures are in gpu_bounds.toml."""
 
 import filecmp
+import hashlib
 import json
 import math
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import gpu_training
-from gpu_check import ROOT, Missing, built, main, prepared, probe, tests, train
+from gpu_check import ROOT, Missing, built, main, no_flash4, prepared, probe, tests, train
 
 SMALL_MODEL = ("batch.nano_batch_tokens=2048", "batch.max_document_tokens=2048", "model.hidden_size=128",
                "model.num_hidden_layers=2", "train.steps=4")
 DIVIDED = ("parallel.tensor_model_parallel_size=2",)
 TEST_S = 60
+FLASH4_HEAD_DIMS = (64, 128)  # of the kernels that are tested; 128 is the benchmark's, 64 the contest's
 
 
 def scale(stage):
@@ -63,6 +66,20 @@ def late_messages(stage):
     stage.measure("late messages: plans with other bits", differing)
 
 
+def attention_of_flash4(stage):
+    """FlashAttention 4 against whole matrices; without a device, its operator over stand-ins of its kernels."""
+    name = "attention of FlashAttention 4"
+    if not stage.on_gpu:
+        tested(stage, name, "rooms/runtime/flash4_test", "", "Flash4Test.equals*")
+        return
+    for number, head_dim in enumerate(FLASH4_HEAD_DIMS):
+        if why := no_flash4(head_dim):
+            stage.skip(f"{name}, heads of {head_dim}", why)
+        else:
+            tested(stage, f"{name}, heads of {head_dim}", "rooms/runtime/aten_attention_test",
+                   f"head_dims/CudaFlash4Test*/{number}", "")
+
+
 def memory_checker(stage):
     program = "rooms/runtime/aten_attention_test"
     if not stage.on_gpu:
@@ -88,6 +105,7 @@ def stage_a(stage):
         return
     tested(stage, "attention", "rooms/runtime/aten_attention_test", "formats/CudaAttentionTest*:CudaAttention.*softcap*",
            "*VarlenAttention*")
+    attention_of_flash4(stage)
     tested(stage, "messages between threads", "rooms/comm/comm_core_test", "ThreadGroup*:LateMessages*",
            "LateMessages*-*however_late*")
     tested(stage, "a step's gradients", "tests/parity_test", "parity.ranks_as_threads_on_one_gpu_give_the_cpus_result",
@@ -110,12 +128,21 @@ def stage_a(stage):
 # --- B -----------------------------------------------------------------------------------------------------------------
 
 
-def measured(stage, name, limit_s, program, *words, keep=True):
-    """The lines of a benchmark, which are kept as PROGRAM.jsonl, and in the log in any case."""
-    text = stage.run(name, limit_s, [stage.build / "bench" / program, "--device", stage.options.device, *words])
+def profile(stage):
+    """The grid that plans read, of the kernel that is fastest for each length."""
+    device = ("--device", "cuda", "--max-tokens", 131072) if stage.on_gpu else ("--max-tokens", 128, "--seconds", 1)
+    out = stage.out / "profile.json"
+    stage.run("profile", 130 * scale(stage), [stage.build / "distca", "profile", "--attention", *device, "--out", out])
+    found = json.loads(out.read_text())
+    return f"{found['path']}; forward {found['forward_kernels']}, backward {found['backward_kernels']}"
+
+
+def measured(stage, name, limit_s, program, *words, keep=None, **environment):
+    """The lines of a benchmark, which are kept as KEEP.jsonl, and in the log in any case."""
+    text = stage.run(name, limit_s, [stage.build / "bench" / program, "--device", stage.options.device, *words], **environment)
     lines = [line for line in text.splitlines() if line.startswith("{")]
     if keep:
-        (stage.out / f"{program}.jsonl").write_text("\n".join(lines) + "\n")
+        (stage.out / f"{keep}.jsonl").write_text("\n".join(lines) + "\n")
     return [json.loads(line) for line in lines]
 
 
@@ -129,31 +156,57 @@ def copies(line, way):
     return f"copies {100 * share:.1f} % of the time, {line[f'{way}_copied_bytes'] / 1e6:.1f} MB"
 
 
-def attention(stage, limit_s=240, rounds=15, profile=True):
-    small = () if stage.on_gpu else ("--query-tokens", 512, "--key-tokens", 4096, "--profile-tokens", 256, "--heads", 2,
-                                     "--head-dim", 32, "--document-tokens", 512, "--most-shard", 32)
-    grid = ("--profile", stage.out / "profile.json") if profile else ()
-    lines = measured(stage, "attention", limit_s * scale(stage), "cuda_attention", "--rounds", rounds if stage.on_gpu else 2,
-                     *grid, *small, keep=profile)
+def stand_ins(stage):
+    """A folder of stand-ins for FlashAttention 4's kernels, for heads of 32, two for each key head."""
+    folder = stage.work / "stand_ins/fa4-sm_90-d32-bfloat16-g2"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {mask: str(stage.build / f"rooms/runtime/libkernels_standin_{which}.so")
+             for mask, which in (("causal", "causal"), ("full", "full"), ("window", "full"))}
+    steps = ("forward", "backward", "backward_deterministic", "behind_backward_q", "behind_backward_kv")
+    (folder / "manifest.json").write_text(json.dumps({
+        "format": "distca-kernels", "version": 1, "provider": "fa4", "packages": {"flash-attn-4": "stand-in"}, "arch": "host",
+        "cuda": 13, "head_dim": 32, "dtype": "bfloat16", "heads_of_a_key_head": 2,
+        "masks": {mask: {"tiles": [64 if mask == "causal" else 80, 128], "kernels": {step: file for step in steps}}
+                  for mask, file in files.items()},
+        "sha256": {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files.values()}}))
+    return {"DISTCA_KERNELS": folder.parent, "DISTCA_STAND_INS_COMPUTE_NOTHING": 1}
+
+
+def both_attentions(stage, limit_s=110, rounds=7, keep=True):
+    attention(stage, limit_s, rounds, keep)
+    if stage.on_gpu and (why := no_flash4(128)):
+        for way in ("forward", "backward"):
+            stage.skip(f"FlashAttention 4, 128-token shards, rows adjoining: {way}, of long", why)
+        return
+    attention(stage, limit_s, rounds, keep, kernel="fa4")
+
+
+def attention(stage, limit_s, rounds, keep, kernel="aten"):
+    small = () if stage.on_gpu else ("--query-tokens", 512, "--key-tokens", 4096, "--heads", 2, "--head-dim", 32,
+                                     "--document-tokens", 512, "--most-shard", 32)
+    of = "FlashAttention 4, " if kernel == "fa4" else ""
+    lines = measured(stage, f"{of}attention", limit_s * scale(stage), "cuda_attention", "--rounds", rounds if stage.on_gpu else 2,
+                     "--kernel", kernel, *small, keep=keep and f"cuda_attention_{kernel}",
+                     **(stand_ins(stage) if of and not stage.on_gpu else {}))
     for line in lines:
         if line["line"] == "shards":
-            stage.show(f"{line['shard']} queries, random contexts, TFLOP/s", "",
+            stage.show(f"{of}{line['shard']} queries, random contexts, TFLOP/s", "",
                       ", ".join(f"{key.replace('_', ' ')} {median(line[key]) / 1e3:.3g}" for key in
                                 ("peak", "forward", "forward_long", "backward", "backward_long", "backward_deterministic")))
         if line["line"] == "document":
             for way in ("forward", "backward"):
                 share = median([a / b for a, b in zip(line[way], line[f"{way}_long"])])
                 if line["rows"] == "adjoining":
-                    stage.show(f"128-token shards, rows adjoining: {way}", "", copies(line, way))
-                    stage.figure(f"128-token shards, rows adjoining: {way}, of long", share)
+                    stage.show(f"{of}128-token shards, rows adjoining: {way}", "", copies(line, way))
+                    stage.figure(f"{of}128-token shards, rows adjoining: {way}, of long", share)
                 else:
-                    stage.show(f"128-token shards, rows {line['rows']}: {way}, of long", f"{share:.3f}", copies(line, way))
+                    stage.show(f"{of}128-token shards, rows {line['rows']}: {way}, of long", f"{share:.3f}", copies(line, way))
 
 
 def layer(stage):
     small = () if stage.on_gpu else ("--tokens", 256, "--hidden", 64, "--intermediate", 128, "--heads", 4, "--kv-heads", 2,
                                      "--rounds", 2, "--type", "float32")
-    lines = measured(stage, "one layer", 150 * scale(stage), "cuda_layer", *small)
+    lines = measured(stage, "one layer", 100 * scale(stage), "cuda_layer", *small, keep="cuda_layer")
     found = {(line["ranks"], line["documents"], line["tokens"], line["deterministic"]): line
              for line in lines if line["line"] == "layer"}
     for (ranks, documents, tokens, deterministic), line in found.items():
@@ -167,13 +220,14 @@ def layer(stage):
     stage.figure("one layer on 4 ranks: device time, of one rank's", four["device_ms"] / one["device_ms"])
 
 
-B_PROGRAMS = ("bench/cuda_attention", "bench/cuda_layer")
+B_PROGRAMS = ("distca", "bench/cuda_attention", "bench/cuda_layer")
 
 
 def stage_b(stage):
     if stage.check("build", lambda: built(stage, B_PROGRAMS)):
-        stage.check("attention", lambda: attention(stage))
         stage.check("one layer", lambda: layer(stage))
+        stage.check("attention", lambda: both_attentions(stage))
+        stage.check("profile", lambda: profile(stage))
 
 
 # --- D -----------------------------------------------------------------------------------------------------------------
@@ -293,14 +347,14 @@ def stage_first(stage):
     def part(name, limit_s, *bodies):
         stage.part(name, limit_s * scale(stage), lambda: [stage.check(*body) for body in bodies] and None)
 
-    part("build", 270, ("versions", lambda: probe(stage)), ("build", lambda: built(stage, FIRST_PROGRAMS, keep_going=True)))
-    part("operators", 50, ("attention", lambda: tests(
+    part("build", 255, ("versions", lambda: probe(stage)), ("build", lambda: built(stage, FIRST_PROGRAMS, keep_going=True)))
+    part("operators", 50, ("attention of FlashAttention 4", lambda: attention_of_flash4(stage)), ("attention", lambda: tests(
         stage, FIRST_PROGRAMS[1], "formats/CudaAttentionTest*" if stage.on_gpu else "*VarlenAttention*", TEST_S * scale(stage))))
-    part("shards", 60, ("shards", lambda: attention(stage, 60, 5, profile=False)))
+    part("shards", 75, ("shards", lambda: both_attentions(stage, 60, 5, keep=False)))
     part("losses", 50, *((f"losses in {dtype}", lambda dtype=dtype: gpu_training.losses(
         stage, dtype, steps=3, ranks=(1, 2) if stage.on_gpu else (2,))) for dtype in ("fp32", "bf16")))
-    part("step time", 90, ("32K-token documents", lambda: gpu_training.contest(stage, "32K", 32768, ("ours", "rival"))))
-    part("Python operators", 50, ("Python operators", lambda: gpu_training.operators(stage, nccl_way)))
+    part("step time", 95, ("32K-token documents", lambda: gpu_training.contest(stage, "32K", 32768, ("ours", "rival", "flash4"))))
+    part("Python operators", 45, ("Python operators", lambda: gpu_training.operators(stage, nccl_way)))
 
 
 def programs():

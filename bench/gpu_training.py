@@ -5,7 +5,7 @@ import json
 import math
 import shutil
 
-from gpu_check import LEAST_LIMIT_S, ROOT, Missing, train
+from gpu_check import LEAST_LIMIT_S, ROOT, Missing, no_flash4, train
 
 LOSS_STEPS = 10
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
@@ -43,6 +43,7 @@ NARROW = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "
 LEARNING = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0}
 SMALLER = 256  # times: what a rehearsal's documents are shorter
 WARM, TIMED = 2, 4  # steps
+FLASH4_FIGURES = ("first loss beside plain PyTorch's, relative", "tokens/s, times plain PyTorch's")
 
 
 def text_of(tokens):
@@ -102,9 +103,9 @@ def contest(stage, words, tokens, order=None):
     task = {"device": stage.options.device, "folder": str(start), "text": str(folder / "text/000.txt"),
             "documents": documents, "steps": WARM + TIMED, "optimizer": LEARNING}
 
-    def ours(deterministic=False):
+    def ours(deterministic=False, *more):
         lines = train(stage, f"contest_{words}/run", limit_s, *keys, f"train.deterministic={str(deterministic).lower()}",
-                      data=folder / "data")
+                      *more, data=folder / "data")
         if any(line["tokens"] != documents * tokens for line in lines):
             raise Missing(f"a step has {lines[0]['tokens']} tokens, not {documents * tokens}")
         return timed(lines)
@@ -113,12 +114,22 @@ def contest(stage, words, tokens, order=None):
         text = stage.run(f"plain PyTorch, {words}", limit_s, [stage.options.python, "bench/rival.py", "gpu", json.dumps(task)])
         return timed([json.loads(line) for line in text.splitlines() if line.startswith("{")])
 
-    turns = {"ours": ours, "rival": rival, "deterministic": lambda: ours(deterministic=True)}
+    turns = {"ours": ours, "rival": rival, "deterministic": lambda: ours(deterministic=True),
+             "flash4": lambda: ours(False, "attention.kernel=fa4")}
+    order = list(order or ["ours", "rival"] * (2 if stage.on_gpu else 1) + ["flash4", "deterministic"])
+    if why := "of a GPU" if not stage.on_gpu else no_flash4(model["head_dim"]):
+        order.remove("flash4")
+        for figure in FLASH4_FIGURES:
+            stage.skip(f"{words}-token documents, FlashAttention 4: {figure}", why)
     seconds, losses = {}, {}
-    for number, who in enumerate(order or ["ours", "rival"] * (2 if stage.on_gpu else 1) + ["deterministic"]):
+    for number, who in enumerate(order):
         try:
             losses[who], found = turns[who]()
         except Missing as why:
+            if who == "flash4":  # it hides no other's figures
+                for figure in FLASH4_FIGURES:
+                    stage.fail(f"{words}-token documents, FlashAttention 4: {figure}", str(why))
+                continue
             if number < 2 or stage.left_s() > LEAST_LIMIT_S:
                 raise Missing(f"{who}: {why}") from None
             stage.show(f"{words}-token documents: {who} once more", "", "cut: the stage has no time left")
@@ -131,6 +142,10 @@ def contest(stage, words, tokens, order=None):
         f"{who} {documents * tokens / of:,.0f} ({min(seconds[who]):.4g} to {max(seconds[who]):.4g} s a step)"
         for who, of in middle.items()))
     stage.figure(f"{words}-token documents: tokens/s, times plain PyTorch's", middle["rival"] / middle["ours"])
+    if "flash4" in middle:
+        first_loss, rate = (f"{words}-token documents, FlashAttention 4: {figure}" for figure in FLASH4_FIGURES)
+        stage.figure(first_loss, relative(losses["flash4"][:1], losses["rival"][:1]))
+        stage.figure(rate, middle["rival"] / middle["flash4"])
 
 
 # --- the Python operators ----------------------------------------------------------------------------------------------

@@ -19,14 +19,17 @@ class OperatorCalls final : public VarlenOperator {
  public:
   explicit OperatorCalls(const VarlenOperator& op) : op_(op) {}
 
+  kernels::LaunchLimits limits() const override { return op_.limits(); }
+  int64_t query_tile(const kernels::VarlenLaunch& launch) const override {
+    return op_.query_tile(launch);
+  }
   std::pair<at::Tensor, at::Tensor> forward(const kernels::VarlenLaunch& launch,
                                             const LaunchLists& lists, const at::Tensor& q,
-                                            const at::Tensor& k,
-                                            const at::Tensor& v) const override;
+                                            const at::Tensor& k, const at::Tensor& v,
+                                            const at::Tensor& place) const override;
   std::array<at::Tensor, 3> backward(const kernels::VarlenLaunch& launch, const LaunchLists& lists,
                                      const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                     const at::Tensor& d_o, const at::Tensor& o,
-                                     const at::Tensor& lse) const override;
+                                     const OutputGradient& of_o) const override;
 
   /// All calls so far, in their order. Their results are dropped.
   void play() const;

@@ -15,14 +15,14 @@ class SomeOperator final : public VarlenOperator {
  public:
   std::pair<at::Tensor, at::Tensor> forward(const kernels::VarlenLaunch& launch,
                                             const LaunchLists& lists, const at::Tensor& q,
-                                            const at::Tensor&, const at::Tensor&) const override {
+                                            const at::Tensor&, const at::Tensor&,
+                                            const at::Tensor&) const override {
     note("forward", launch, lists);
     return {at::ones_like(q), at::ones({q.size(1), q.size(0)}, at::kFloat)};
   }
   std::array<at::Tensor, 3> backward(const kernels::VarlenLaunch& launch, const LaunchLists& lists,
                                      const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                     const at::Tensor&, const at::Tensor&,
-                                     const at::Tensor&) const override {
+                                     const OutputGradient&) const override {
     note("backward", launch, lists);
     return {at::ones_like(q), at::ones_like(k), at::ones_like(v)};
   }

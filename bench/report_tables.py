@@ -253,8 +253,8 @@ def fill_ticks(out, head, lines):
 
 
 def cuda_attention(out, head, lines):
-    out.say("{device}, heads {heads}:{kv_heads}, head_dim {head_dim}, bf16; TFLOP/s, medians of {rounds} rounds\n"
-            .format_map(head))
+    out.say("{device}, kernel {kernel}, heads {heads}:{kv_heads}, head_dim {head_dim}, bf16; TFLOP/s, medians of {rounds} "
+            "rounds\n".format_map({"kernel": "aten"} | head))
     documents = []
     for line in of(lines, "document"):
         cells = []

@@ -121,6 +121,7 @@ int run(int argc, char** argv) {
   distca::cli::add_checkpoint(app);
   distca::cli::add_export(app);
   distca::cli::add_init(app);
+  distca::cli::add_kernels(app);
   distca::cli::add_monitor(app);
 #ifdef DISTCA_WITH_TORCH
   distca::cli::add_evaluate(app, &exit_code);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cli/options.h"
+#include "cli/profile_device.h"
 #include "cli/profile_machine.h"
 #include "cli/profile_measure.h"
 #include "cli/verbs.h"
@@ -36,6 +37,7 @@ void check_arguments(const ProfileArguments& arguments) {
                   "--head-dim {}: must be a multiple of 8", arguments.head_dim);
   const std::string fault = kernel_fault(request_of(arguments));
   DISTCA_THROW_IF(!fault.empty(), ErrorKind::kUsage, "--kernel {} {}", arguments.kernel, fault);
+  if (arguments.on_cuda()) return;
   const AttentionShape shape = shape_of(arguments);
   // Q, dO, O; K, V; the gradients of Q, K, V in up to 8 bytes; ATen's copies of all that.
   const int64_t token_bytes =
@@ -91,6 +93,15 @@ void print_check(const AttentionProfile& profile, std::span<const MeasuredTask> 
              errors[errors.size() / 2], errors.back(), errors.size());
 }
 
+void run_on_device(const ProfileArguments& arguments) {
+  check_arguments(arguments);
+  AtomicFile file(arguments.out);
+  const AttentionProfile profile = profile_on_device(arguments);
+  file.write(profile_to_json(profile));
+  file.commit();
+  fmt::print("{}: {}\n", arguments.out.string(), profile_name(profile));
+}
+
 void run_profile(const ProfileArguments& arguments) {
   check_arguments(arguments);
   AttentionKernel kernel(request_of(arguments));
@@ -121,6 +132,45 @@ void run_profile(const ProfileArguments& arguments) {
   fmt::print("{}: {}\n", arguments.out.string(), profile_name(profile));
 }
 
+/// Options of --attention alone, which name what is measured.
+std::vector<CLI::Option*> attention_options(CLI::App& verb, ProfileArguments& arguments) {
+  constexpr int kMost = 1024;
+  return {
+      number(verb, "--heads", arguments.heads, 1, kMost, "Query heads of one rank"),
+      number(verb, "--kv-heads", arguments.kv_heads, 1, kMost, "Key and value heads of one rank"),
+      number(verb, "--head-dim", arguments.head_dim, 1, kMost, "Of queries, keys and values"),
+      number_type(verb, "--dtype", arguments.dtype, {"bfloat16", "float32", "float64"},
+                  "Computed in"),
+      verb.add_option("--kernel", arguments.kernel, "As attention.kernel in training")
+          ->check(CLI::IsMember(kernel_names()))
+          ->capture_default_str(),
+      verb.add_option("--device", arguments.device, "cpu, or cuda: the first one")
+          ->check(CLI::IsMember({"cpu", "cuda"}))
+          ->capture_default_str(),
+      number(verb, "--max-tokens", arguments.max_tokens, 128, kMostMeasuredTokens,
+             "Most queries and keys measured; beyond, plans go by pairs"),
+      number(verb, "--threads", arguments.threads, 1, kMost,
+             "Of one call, as train.threads_per_rank")};
+}
+
+/// Options of --machine alone.
+std::vector<CLI::Option*> machine_options(CLI::App& verb, MachineArguments& machine) {
+  return {verb.add_option("--config", machine.config, "With --machine: as of distca train")
+              ->type_name("FILE"),
+          verb.add_option("overrides", machine.overrides, "With --machine: as of distca train")
+              ->type_name("KEY=VALUE"),
+          number(verb, "--workers", machine.workers, 1, kMostRanks,
+                 "With --machine: ranks that hold weights, all at work while it is measured")};
+}
+
+void run_attention(const CLI::App& verb, const ProfileArguments& arguments) {
+  if (!arguments.on_cuda()) return run_profile(arguments);
+  for (const char* option : {"--threads", "--seconds"}) {
+    DISTCA_THROW_IF(verb.count(option) > 0, ErrorKind::kUsage, "{} goes with --device cpu", option);
+  }
+  run_on_device(arguments);
+}
+
 }  // namespace
 
 void add_profile(CLI::App& app, int* exit_code) {
@@ -134,28 +184,8 @@ void add_profile(CLI::App& app, int* exit_code) {
       "--machine", machine->asked,
       "All that the steps of a run do, for distca simulate --machine; needs --config");
   of_run->excludes(attention);
-  constexpr int kMost = 1024;
-  std::vector<CLI::Option*> of_attention = {
-      number(*verb, "--heads", arguments->heads, 1, kMost, "Query heads of one rank"),
-      number(*verb, "--kv-heads", arguments->kv_heads, 1, kMost, "Key and value heads of one rank"),
-      number(*verb, "--head-dim", arguments->head_dim, 1, kMost, "Of queries, keys and values"),
-      number_type(*verb, "--dtype", arguments->dtype, {"bfloat16", "float32", "float64"},
-                  "Computed in"),
-      verb->add_option("--kernel", arguments->kernel, "As attention.kernel in training")
-          ->check(CLI::IsMember(kernel_names()))
-          ->capture_default_str(),
-      number(*verb, "--max-tokens", arguments->max_tokens, 128, kMostMeasuredTokens,
-             "Most queries and keys measured; beyond, plans go by pairs"),
-      number(*verb, "--threads", arguments->threads, 1, kMost,
-             "Of one call, as train.threads_per_rank")};
-  for (CLI::Option* option :
-       {verb->add_option("--config", machine->config, "With --machine: as of distca train")
-            ->type_name("FILE"),
-        verb->add_option("overrides", machine->overrides, "With --machine: as of distca train")
-            ->type_name("KEY=VALUE"),
-        number(*verb, "--workers", machine->workers, 1, kMostRanks,
-               "With --machine: ranks that hold weights, all at work while it is measured")})
-    option->needs(of_run);
+  const std::vector<CLI::Option*> of_attention = attention_options(*verb, *arguments);
+  for (CLI::Option* option : machine_options(*verb, *machine)) option->needs(of_run);
   number(*verb, "--seconds", arguments->seconds, 0, 1e6,
          "Most time for core attention, if one call of each task takes no longer; with --machine "
          "also for steps, if four rounds of them take no longer");
@@ -166,10 +196,10 @@ void add_profile(CLI::App& app, int* exit_code) {
       "profile.json\n"
       "Example:  distca profile --machine --config configs/laptop.toml --workers 2 --out "
       "machine.json");
-  verb->callback([arguments, machine, exit_code, of_attention] {
+  verb->callback([arguments, machine, exit_code, of_attention, verb] {
     DISTCA_THROW_IF(!arguments->attention && !machine->asked, ErrorKind::kUsage,
                     "profile: say what to measure: --attention or --machine");
-    if (!machine->asked) return run_profile(*arguments);
+    if (!machine->asked) return run_attention(*verb, *arguments);
     for (const CLI::Option* option : of_attention) {
       DISTCA_THROW_IF(option->count() > 0, ErrorKind::kUsage,
                       "{} goes with --attention; --machine takes it from the configuration",

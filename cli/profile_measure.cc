@@ -90,7 +90,8 @@ KernelRequest request_of(const ProfileArguments& arguments) {
                     .head_dim_v = arguments.head_dim,
                     .softmax_scale = 1 / std::sqrt(static_cast<double>(arguments.head_dim))},
           .type = type_of(arguments),
-          .threads = arguments.threads};
+          .threads = arguments.threads,
+          .cuda_device = arguments.on_cuda() ? 0 : -1};
 }
 
 int64_t fastest(const std::vector<int64_t>& calls) { return *std::ranges::min_element(calls); }

@@ -27,9 +27,12 @@ struct ProfileArguments {
   std::string dtype = "bfloat16";
   std::string kernel = "auto";  // a name of kKernelNames
   int64_t max_tokens = 4096;    // length of the longest measured document
+  std::string device = "cpu";   // or "cuda", the first one
   int threads = 1;
   double seconds = 60;        // about how long to measure
   std::filesystem::path out;  // the profile's file
+
+  bool on_cuda() const { return device == "cuda"; }
 };
 
 /// The type that --dtype names.

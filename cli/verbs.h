@@ -13,6 +13,7 @@ void add_checkpoint(CLI::App& app);
 void add_data(CLI::App& app);
 void add_export(CLI::App& app);
 void add_init(CLI::App& app);
+void add_kernels(CLI::App& app);
 void add_monitor(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_report(CLI::App& app);

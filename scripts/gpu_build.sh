@@ -31,5 +31,6 @@ for program in "${programs[@]}" distca-torch; do
 done
 cp -r $build/package $packed/$build/
 strip $packed/$build/package/distca/{,torch-*/}*.so
-tar czf offline/build.tgz -C $packed build
+[ ! -d offline/kernels ] || { mkdir -p $packed/offline && cp -r offline/kernels $packed/offline/; }
+tar czf offline/build.tgz -C $packed .
 echo "gpu_build: offline/build.tgz holds $(du -sh offline/build.tgz | cut -f1)"

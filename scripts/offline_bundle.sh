@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Packs into offline/ (ignored by git) what apt would install: the header-only libraries, GoogleTest's sources, and
-# the files or folders named on the command line (into offline/data). With it a machine that has CMake, Ninja, a
+# the files or folders named on the command line (into offline/data), and FlashAttention 4's kernels where
+# `distca kernels build` has made some (offline/kernels). With it a machine that has CMake, Ninja, a
 # compiler and a PyTorch wheel, but no apt, builds and tests DistCA:
 #
 #   scripts/offline_bundle.sh data/stdlib.bin data/stdlib.idx
@@ -21,6 +22,9 @@ trap 'rm -rf "$bundle"' EXIT
 mkdir -p "$bundle"/{include,data}
 for name in "${headers[@]}"; do cp -rL "/usr/include/$name" "$bundle/include/"; done
 cp -rL /usr/src/googletest "$bundle/googletest"
+# FlashAttention 4's compiled kernels, which need CUDA's run-time library alone: PyTorch brings it.
+kernels=${DISTCA_KERNELS:-${XDG_CACHE_HOME:-$HOME/.cache}/distca/kernels}
+[ ! -d "$kernels" ] || cp -rL "$kernels" "$bundle/kernels"
 [ $# -eq 0 ] || cp -rL "$@" "$bundle/data/"
 
 # package NAME TARGET [DEFINITION...]: a find_package() answer whose headers are the bundle's.

@@ -401,7 +401,7 @@ std::vector<BadInput> bad_runs() {
       {profile + "--head-dim 12", "--head-dim 12: must be a multiple of 8"},
       {profile + "--heads 0", "--heads"},
       {profile + "--dtype fp17", "fp17 not in {bfloat16,float32,float64}"},
-      {profile + "--kernel gpu", "gpu not in {auto,cpu,aten,reference}"},
+      {profile + "--kernel gpu", "gpu not in {auto,cpu,aten,fa4,reference}"},
       {profile + "--kernel cpu --dtype fp64", "--kernel cpu computes float32 and bfloat16"},
       {profile + "--seconds nan", "nan is not a number in"},
       {profile + "--heads 1024 --head-dim 1024 --max-tokens 1048576", "more than this machine's"},

@@ -56,9 +56,9 @@ void expect_narrow(const std::string& text) {
 }
 
 TEST(Cli, help_of_every_verb_ends_with_an_example_of_it) {
-  std::vector<Words> verbs = {{"data"}, {"data", "prepare"}, {"data", "show"},
-                              {"plan"}, {"trace"},           {"export"},
-                              {"init"}, {"monitor"},         {"simulate"}};
+  std::vector<Words> verbs = {
+      {"data"}, {"data", "prepare"}, {"data", "show"}, {"plan"},    {"trace"},           {"export"},
+      {"init"}, {"monitor"},         {"simulate"},     {"kernels"}, {"kernels", "build"}};
 #ifdef DISTCA_WITH_TORCH
   verbs.push_back({"train"});
   verbs.push_back({"generate"});

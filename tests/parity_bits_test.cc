@@ -118,7 +118,8 @@ class Attention {
                              at::empty({0, heads[i], model_.head_dim}, aten_type(model_.dtype)));
       }
     }
-    AttentionKernel kernel(kernel_request(model_, choice, 1, -1));
+    AttentionKernel kernel(
+        {.choice = choice, .shape = model_.attention_shape(), .type = model_.dtype});
     ExchangeBuffers buffers(-1);
     testing::play_attention(exchanges,
                             {.overlap = play_.overlap, .redispatched = play_.redispatched}, kernel,

@@ -52,7 +52,7 @@ void check_scale(double softmax_scale) {
 
 KernelRequest kernel_request(const Shape& shape, const CoreAttentionOptions& options,
                              int cuda_device) {
-  const std::vector<std::string> names = kernel_names();
+  const std::vector<std::string> names = distca::kernel_names();
   if (std::ranges::find(names, options.kernel) == names.end()) {
     throw Error(ErrorKind::kUsage, "kernel = {}: one of {}", options.kernel,
                 fmt::join(names, ", "));

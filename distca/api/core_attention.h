@@ -71,6 +71,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "distca/api/planner.h"
 #include "distca/comm/communicator.h"
@@ -152,13 +153,22 @@ struct CoreAttentionOptions {
 
   /// The kernel that computes this rank's tasks (docs/kernels.md). "auto" takes DistCA's own kernel
   /// where it computes the type and the head_dim (fp32 and bf16, up to 256, on a CPU), and else
-  /// ATen's. "cpu", "aten" and "reference" demand one of them.
+  /// ATen's. "cpu", "aten", "fa4" (FlashAttention 4, on Hopper in bf16) and "reference" demand one
+  /// of them.
   std::string kernel = "auto";
 
   /// If true, dQ, dK and dV travel in fp32 where Q, K and V are in bf16. That takes twice the bytes
   /// and saves one rounding.
   bool wide_gradients = false;
 };
+
+/// The names that CoreAttentionOptions::kernel may have.
+std::vector<std::string> kernel_names();
+/// The folder in which kernels of FlashAttention 4 are looked for, for heads of this size in
+/// "bfloat16", so many of them for each key head (docs/kernels.md). Throws Error(kUsage) for
+/// another name of a type.
+std::string compiled_kernels_folder(int64_t head_dim, std::string dtype,
+                                    int64_t heads_of_a_key_head);
 
 /// Core attention on one rank. A communicator serves one CoreAttention, and those that the second
 /// constructor makes from it. For calls in an order of their own on the same ranks, give another

@@ -422,7 +422,8 @@ TEST(Api, says_in_one_line_what_is_wrong) {
     const auto made = [&](const Shape& of, const CoreAttentionOptions& options) {
       return refusal([&] { CoreAttention(comm, of, options); });
     };
-    EXPECT_EQ(made(shape, {.kernel = "fast"}), "kernel = fast: one of auto, cpu, aten, reference");
+    EXPECT_EQ(made(shape, {.kernel = "fast"}),
+              "kernel = fast: one of auto, cpu, aten, fa4, reference");
     EXPECT_THAT(made(shape_of(ScalarType::kFloat64), {.kernel = "cpu"}),
                 HasSubstr("kernel = cpu computes float32 and bfloat16"));
     EXPECT_EQ(made(shape, {.threads = 0}), "threads = 0: 1 or more");

@@ -58,6 +58,12 @@ std::vector<int64_t> JsonField::integers(int64_t least, int64_t most) const {
   return values;
 }
 
+std::vector<std::string> JsonField::texts() const {
+  std::vector<std::string> values;
+  for (size_t i = 0; i < size(); ++i) values.push_back(at(i).text());
+  return values;
+}
+
 int64_t JsonField::whole(int64_t least, int64_t most) const {
   const double value = json_.is_number_float() ? json_.get<double>() : 0.5;
   const bool is_whole = value == std::floor(value) && std::abs(value) <= 0x1p53;

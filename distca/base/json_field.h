@@ -40,10 +40,11 @@ class JsonField {
   JsonField at(size_t index) const;
   size_t size() const;  // the length of a list
 
-  /// The value as an integer, a list of integers, a number, a flag or a string. Integers must lie
-  /// in [least, most].
+  /// The value as an integer, a list of integers or of strings, a number, a flag or a string.
+  /// Integers must lie in [least, most].
   int64_t integer(int64_t least = INT64_MIN, int64_t most = INT64_MAX) const;
   std::vector<int64_t> integers(int64_t least = INT64_MIN, int64_t most = INT64_MAX) const;
+  std::vector<std::string> texts() const;
   /// An integer that may be written as 4096.0 or 4.096e3, as some programs do.
   int64_t whole(int64_t least, int64_t most) const;
   double number() const;
@@ -100,6 +101,9 @@ struct JsonReader {
   void operator()(const char* name, ScalarType& type) const { type = field[name].type_of_bytes(); }
   void operator()(const char* name, std::vector<int64_t>& value) const {
     value = field[name].integers();
+  }
+  void operator()(const char* name, std::vector<std::string>& value) const {
+    value = field[name].texts();
   }
 };
 

@@ -26,6 +26,19 @@ std::string cpu_name() {
   return name.empty() ? "unknown" : name;
 }
 
+std::string gpu_name() {
+  const std::filesystem::path drivers = "/proc/driver/nvidia/gpus";
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(drivers, none)) {
+    std::ifstream facts(entry.path() / "information");
+    for (std::string line; std::getline(facts, line);) {
+      const size_t name = line.find_first_not_of(" \t", line.find(':') + 1);
+      if (line.starts_with("Model:") && name != std::string::npos) return line.substr(name);
+    }
+  }
+  return "unknown CUDA device";
+}
+
 bool cpu_has(std::string_view flag) {
   return fmt::format(" {} ", cpu_info("flags")).find(fmt::format(" {} ", flag)) !=
          std::string::npos;

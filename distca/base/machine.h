@@ -9,6 +9,8 @@ namespace distca {
 
 /// The model of the CPU, for example "AMD EPYC 9654 96-Core Processor".
 std::string cpu_name();
+/// The model of the first NVIDIA GPU as its driver says it, or "unknown CUDA device".
+std::string gpu_name();
 
 /// Returns true if the CPU has a flag such as "avx512_bf16" or "amx_bf16". Only whole words match.
 bool cpu_has(std::string_view flag);

@@ -425,18 +425,4 @@ std::string recorded_config(Config config) {
          config_text(std::move(config), false);
 }
 
-KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int threads,
-                             int cuda_device) {
-  return {.choice = choice,
-          .shape = model.attention_shape(),
-          .type = model.dtype,
-          .threads = threads,
-          .cuda_device = cuda_device};
-}
-
-KernelRequest kernel_request(const Config& config) {
-  return kernel_request(config.model.divided(config.tensor_ranks()), config.attention.kernel,
-                        static_cast<int>(config.train.threads_per_rank), config.on_cuda() ? 0 : -1);
-}
-
 }  // namespace distca

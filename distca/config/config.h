@@ -245,10 +245,8 @@ std::string shown_value(const ConfigKey& key);
 /// Returns "gloo", "threads" or "nccl".
 std::string_view backend_name(Config::Comm::Backend backend);
 
-/// The request to AttentionKernel for the core attention of a model. `cuda_device` is -1 for the
-/// CPU.
-KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int threads,
-                             int cuda_device);
+/// The kernels that were fastest in a profile, which may be null: none then.
+MeasuredKernels measured_kernels(const AttentionProfile* profile);
 /// The request for the ranks of a run. On CUDA, device 0 stands for any of them, because callers
 /// ask only what a kernel can do.
 KernelRequest kernel_request(const Config& config);

@@ -186,10 +186,13 @@ std::vector<ConfigKey> config_keys(Config& c) {
           with_summaries("how a pipeline's ticks in which a stage has no micro-batch are planned",
                          kFillTicks),
           words_of(kFillTicks, &FillTicksName::fill_ticks)),
-      choice("attention.kernel", &c.attention.kernel, kBits,
-             "cpu: our own, on CPU, float32 and bfloat16, head_dim up to 256; aten: PyTorch's; "
-             "reference: on CPU, slow, in double; auto: cpu where it can, else aten",
-             words_of(kKernelNames, &KernelName::choice)),
+      choice(
+          "attention.kernel", &c.attention.kernel, kBits,
+          "cpu: our own, on CPU, float32 and bfloat16, head_dim up to 256; aten: PyTorch's; fa4: "
+          "FlashAttention 4's on Hopper, bfloat16 (distca kernels build); reference: on CPU, "
+          "slow, in double; auto: cpu where it can, else aten, or fa4 where plan.profile has "
+          "measured it to be faster",
+          words_of(kKernelNames, &KernelName::choice)),
       choice<bool>("exchange.grad_dtype", &c.exchange.wide_gradients, kBits,
                    "type in which dQ, dK, dV travel: compute = model.dtype, accumulator = float32",
                    {{"compute", false}, {"accumulator", true}}),

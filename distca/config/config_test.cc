@@ -135,7 +135,7 @@ TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
   EXPECT_THAT(message_of({"comm.backend=mpi"}),
               ::testing::HasSubstr("must be one of gloo, threads, nccl"));
   EXPECT_THAT(message_of({"attention.kernel=fast"}),
-              ::testing::HasSubstr("must be one of auto, cpu, aten, reference"));
+              ::testing::HasSubstr("must be one of auto, cpu, aten, fa4, reference"));
   EXPECT_THAT(message_of({"attention.kernel=cpu", "model.dtype=float64"}),
               ::testing::AllOf(::testing::HasSubstr("= cpu computes float32 and bfloat16"),
                                ::testing::HasSubstr("not float64")));

@@ -15,8 +15,8 @@ namespace {
 
 // The name and the versions of the JSON format (docs/profile_format.md).
 constexpr const char* kFormat = "distca-attention-profile";
-constexpr int64_t kVersion = 2;
-constexpr int64_t kOldestVersion = 1;  // without peak_mflops
+constexpr int64_t kVersion = 3;
+constexpr int64_t kOldestVersion = 1;  // without peak_mflops; 2: without kernels
 
 constexpr int64_t kMostNs = int64_t{1} << 50;  // 13 days
 constexpr int64_t kMostMflops = int64_t{1} << 50;
@@ -56,6 +56,14 @@ std::string times_fault(const char* name, const AttentionProfile& profile,
   return {};
 }
 
+std::string kernels_fault(const char* name, const std::vector<std::string>& kernels) {
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    if (kernels[i] != "aten" && kernels[i] != "fa4")
+      return fmt::format("{}[{}] is \"{}\": aten or fa4 wanted", name, i, kernels[i]);
+  }
+  return {};
+}
+
 std::string shape_fault(const AttentionShape& shape) {
   for (const auto& [name, value] :
        {std::pair{"num_heads", shape.num_heads}, std::pair{"num_kv_heads", shape.num_kv_heads},
@@ -82,6 +90,9 @@ void visit_profile(Visit visit, T& profile, int64_t version) {
   visit("forward_ns", profile.forward_ns);
   visit("backward_ns", profile.backward_ns);
   if (version > kOldestVersion) visit("peak_mflops", profile.peak_mflops);
+  if (version <= 2) return;
+  visit("forward_kernels", profile.forward_kernels);
+  visit("backward_kernels", profile.backward_kernels);
 }
 
 template <typename Visit, typename T>
@@ -107,6 +118,9 @@ std::string profile_name(const AttentionProfile& profile) {
     for (const int64_t value : *values) hash.add(std::to_string(value) + " ");
     hash.add("\n");
   }
+  for (const auto* kernels : {&profile.forward_kernels, &profile.backward_kernels}) {
+    for (const std::string& kernel : *kernels) hash.add(kernel + " ");
+  }
   return fmt::format("{} {}@{:016x}", profile.machine, profile.path, hash.value());
 }
 
@@ -126,6 +140,10 @@ std::string profile_fault(const AttentionProfile& profile) {
   }
   for (const std::string& fault : {times_fault("forward_ns", profile, profile.forward_ns),
                                    times_fault("backward_ns", profile, profile.backward_ns)}) {
+    if (!fault.empty()) return fault;
+  }
+  for (const std::string& fault : {kernels_fault("forward_kernels", profile.forward_kernels),
+                                   kernels_fault("backward_kernels", profile.backward_kernels)}) {
     if (!fault.empty()) return fault;
   }
   if (profile.peak_mflops < 0 || profile.peak_mflops > kMostMflops) {

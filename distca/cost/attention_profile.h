@@ -31,6 +31,10 @@ struct AttentionProfile {
   std::vector<int64_t> kv_tokens;
   std::vector<int64_t> forward_ns;
   std::vector<int64_t> backward_ns;
+  /// Where several kernels were measured: the fastest of each class of launches (kernel_choice.h,
+  /// MeasuredKernels), by its name, "aten" or "fa4". The times are those of the fastest. Else
+  /// empty.
+  std::vector<std::string> forward_kernels = {}, backward_kernels = {};
   // The limit of the rates, in MFLOP/s: what multiply-adds without memory reach, measured in the
   // same run by as many threads. 0 means that none is stated. Prices do not use it.
   int64_t peak_mflops = 0;

@@ -40,7 +40,10 @@ std::string error_of(const Json& json) {
 }
 
 TEST(AttentionProfile, json_gives_the_same_profile_back) {
-  for (const AttentionProfile& profile : {small_profile(), h200_profile()}) {
+  AttentionProfile of_two = small_profile();
+  of_two.forward_kernels = {"aten", "fa4"};
+  of_two.backward_kernels = {"fa4"};
+  for (const AttentionProfile& profile : {small_profile(), h200_profile(), of_two}) {
     const std::string json = profile_to_json(profile);
     const AttentionProfile read = profile_from_json(json, "some.json");
     EXPECT_EQ(read, profile);
@@ -55,6 +58,9 @@ TEST(AttentionProfile, names_tell_other_times_apart) {
   EXPECT_THAT(name, StartsWith("a \"machine\" test@"));
   profile.backward_ns[2] = 31;
   EXPECT_NE(profile_name(profile), name);
+  profile = small_profile();
+  profile.forward_kernels = {"aten", "fa4"};
+  EXPECT_NE(profile_name(profile), name);
 }
 
 TEST(AttentionProfile, every_wrong_field_is_named_with_the_file) {
@@ -63,8 +69,9 @@ TEST(AttentionProfile, every_wrong_field_is_named_with_the_file) {
   for (const auto& [pointer, value, fault] :
        std::vector<std::tuple<std::string, Json, std::string>>{
            {"/format", "plan", "format must be \"distca-attention-profile\", not \"plan\""},
-           {"/version", 3, "version must be 1 to 2, not 3"},
-           {"/version", 1, "peak_mflops is not a field of version 1"},
+           {"/version", 4, "version must be 1 to 3, not 4"},
+           {"/version", 1, "is not a field of version 1"},
+           {"/version", 2, "backward_kernels is not a field of version 2"},
            {"/machine", 7, "machine must be a string, not 7"},
            {"/shape", 7, "shape must be an object"},
            {"/shape/num_heads", 0, "shape.num_heads is 0: 1 to"},
@@ -82,6 +89,11 @@ TEST(AttentionProfile, every_wrong_field_is_named_with_the_file) {
            {"/forward_ns/1", 0, "forward_ns[1] is 0: 1 to"},
            {"/backward_ns/3", 4, "backward_ns[3] is 4: 0 wanted for 128 queries of 64 keys"},
            {"/backward_ns/5", -1, "backward_ns[5] is -1: 1 to"},
+           {"/forward_kernels", "fa4", "forward_kernels must be a list"},
+           {"/forward_kernels",
+            {"aten", "fa3"},
+            "forward_kernels[1] is \"fa3\": aten or fa4 wanted"},
+           {"/backward_kernels", {4}, "backward_kernels[0] must be a string, not 4"},
            {"/peak_mflops", 277.5, "peak_mflops must be an integer, not 277.5"},
            {"/peak_mflops", -1, "peak_mflops is -1: 0 (none stated) to"},
        }) {
@@ -100,7 +112,8 @@ TEST(AttentionProfile, every_wrong_field_is_named_with_the_file) {
 TEST(AttentionProfile, version_1_is_read_without_a_peak) {
   Json json = Json::parse(profile_to_json(small_profile()));
   json["version"] = 1;
-  json.erase("peak_mflops");
+  for (const char* field : {"peak_mflops", "forward_kernels", "backward_kernels"})
+    json.erase(field);
   AttentionProfile want = small_profile();
   want.peak_mflops = 0;
   const AttentionProfile read = profile_from_json(canonical_json(json), "some.json");

@@ -19,6 +19,7 @@ StepOptions step_options(const Config& config) {
   return {.overlap = config.train.overlap,
           .wide_gradients = config.exchange.wide_gradients,
           .kernel = config.attention.kernel,
+          .measured_kernels = kernel_request(config).measured,
           .threads = static_cast<int>(config.train.threads_per_rank),
           .recompute = config.train.recompute,
           .chunk_rows = chunk_rows,

@@ -28,6 +28,7 @@ struct StepOptions {
   /// (exchange.grad_dtype = accumulator). It costs more bytes and rounds less.
   bool wide_gradients = false;
   KernelChoice kernel = KernelChoice::kAuto;  // attention.kernel
+  MeasuredKernels measured_kernels = {};      // by plan.profile
   int threads = 1;                            // threads of our own attention kernel
   Recompute recompute = Recompute::kNone;     // train.recompute
   int64_t chunk_rows = 2048;                  // rows that train.recompute=full computes at a time

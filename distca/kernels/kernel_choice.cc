@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/kernels/cpu/attention.h"
 
@@ -40,6 +41,11 @@ std::string kernel_fault(const KernelRequest& request) {
         long_name(request.type), std::max(request.shape.head_dim_qk, request.shape.head_dim_v),
         request.cuda_device < 0 ? "a CPU" : "CUDA");
   }
+  if (request.choice == KernelChoice::kFa4 && request.cuda_device < 0)
+    return "computes on CUDA, not on a CPU: auto or cpu would";
+  if (request.choice == KernelChoice::kFa4 && request.type != ScalarType::kBFloat16) {
+    return fmt::format("computes bfloat16, not {}: auto or aten would", long_name(request.type));
+  }
   if (request.choice == KernelChoice::kReference && request.cuda_device >= 0) {
     return "computes on a CPU, not on CUDA: auto or aten would";
   }
@@ -49,6 +55,17 @@ std::string kernel_fault(const KernelRequest& request) {
 KernelChoice chosen_kernel(const KernelRequest& request) {
   if (request.choice != KernelChoice::kAuto) return request.choice;
   return ours_computes(request) ? KernelChoice::kCpu : KernelChoice::kAten;
+}
+
+std::filesystem::path compiled_kernels_folder(int64_t head_dim, ScalarType type,
+                                              int64_t heads_of_a_key_head) {
+  const std::string name =
+      fmt::format("fa4-sm_90-d{}-{}-g{}", head_dim, long_name(type), heads_of_a_key_head);
+  if (const auto folder = env_string("DISTCA_KERNELS"))
+    return std::filesystem::path(*folder) / name;
+  const auto cache = env_string("XDG_CACHE_HOME");
+  const std::filesystem::path home = env_string("HOME").value_or("/");
+  return (cache ? std::filesystem::path(*cache) : home / ".cache") / "distca" / "kernels" / name;
 }
 
 }  // namespace distca

@@ -99,6 +99,8 @@ Json metrics_line(const StepMetrics& m, const Config& config, const ResolvedConf
                {"waited_s", seconds_waited(m.ranks)},
                {"phases", phase_times(m.times)},
                {"exchange", exchange_times(m.times)}};
+  if (!resolved.kernel_passed_over.empty())
+    line["kernel_passed_over"] = resolved.kernel_passed_over;
   if (config.tensor_ranks() > 1) line["bytes_tensor"] = m.bytes_tensor;
   if (config.cluster.ranks_per_node > 0) {
     line["bytes_between_nodes"] = m.bytes_between_nodes;

@@ -2,59 +2,115 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "distca/base/error.h"
 #include "distca/comm/as_on_device.h"
 #include "distca/kernels/cpu/attention.h"
 #include "distca/kernels/reference/attention.h"
 #include "distca/runtime/aten_attention.h"
+#include "distca/runtime/cuda/compiled_kernels.h"
 #include "distca/runtime/cuda/cuda_attention.h"
 
 namespace distca {
 
 AttentionKernel::AttentionKernel(const KernelRequest& request) : request_(request) {
   const std::string fault = kernel_fault(request);
-  DISTCA_CHECK(fault.empty(), "attention kernel {}", fault);
+  // Tests treat a CPU as a device, with stand-ins of a device's kernels.
+  const bool has_stand_ins =
+      request.choice == KernelChoice::kFa4 && as_on_device(request.cuda_device);
+  DISTCA_CHECK(fault.empty() || has_stand_ins, "attention kernel {}", fault);
   request_.choice = chosen_kernel(request);
+  if (request_.choice == KernelChoice::kFa4) find_flash4();
+  if (request.choice == KernelChoice::kAuto && request.cuda_device >= 0) choose_by_profile();
   if (request_.choice != KernelChoice::kCpu) return;
   isa_ = kernels::chosen_isa();
   pool_ = std::make_unique<kernels::ThreadPool>(request.threads);
+}
+AttentionKernel::~AttentionKernel() = default;
+
+void AttentionKernel::find_flash4() {
+  auto [kernels, reason] =
+      find_compiled_kernels(request_.shape, request_.type, request_.cuda_device);
+  DISTCA_THROW_IF(!kernels, ErrorKind::kConfig, "kernel fa4: {}", reason);
+  compiled_ = std::move(kernels);
+}
+
+void AttentionKernel::choose_by_profile() {
+  if (request_.type != ScalarType::kBFloat16) return;
+  const auto has_flash4 = [](const std::vector<KernelChoice>& by_class) {
+    return std::ranges::find(by_class, KernelChoice::kFa4) != by_class.end();
+  };
+  const auto& [forward, backward] = request_.measured;
+  auto [kernels, reason] =
+      find_compiled_kernels(request_.shape, request_.type, request_.cuda_device);
+  if (reason.empty() && forward.empty()) {
+    reason =
+        "plan.profile names no profile that compares it with ATen's kernel for such heads (distca "
+        "profile --attention --device cuda)";
+  } else if (reason.empty() && !has_flash4(forward) && !has_flash4(backward)) {
+    reason = "ATen's kernel is faster in the profile that plan.profile names";
+  }
+  if (!reason.empty()) {
+    passed_over_ = fmt::format("FlashAttention 4 is passed over: {}", reason);
+    return;
+  }
+  request_.choice = KernelChoice::kFa4;
+  is_measured_ = true;
+  compiled_ = std::move(kernels);
+}
+
+Flash4 AttentionKernel::flash4() const {
+  return {.kernels = compiled_.get(), .measured = is_measured_ ? &request_.measured : nullptr};
 }
 
 std::string AttentionKernel::name() const {
   if (request_.choice == KernelChoice::kCpu) return fmt::format("cpu-{}", isa_name(isa_));
   if (request_.choice == KernelChoice::kReference) return "reference";
+  if (is_measured_) return fmt::format("{} and aten-cuda by length", compiled_->name());
+  if (compiled_) return compiled_->name();
   return request_.cuda_device < 0 ? "aten-cpu" : "aten-cuda";
 }
 
 void AttentionKernel::prepare(Pass pass, const kernels::TaskList& list,
                               TaskLaunches* launches) const {
-  const auto& [choice, shape, type, threads, cuda_device] = request_;
-  if (choice == KernelChoice::kAten && as_on_device(cuda_device))
-    cuda_prepare(shape, type, list, cuda_device, pass, launches);
+  const KernelRequest& r = request_;
+  const bool is_fused = r.choice == KernelChoice::kAten || r.choice == KernelChoice::kFa4;
+  if (is_fused && as_on_device(r.cuda_device))
+    cuda_prepare(r.shape, r.type, list, r.cuda_device, pass, launches, flash4());
 }
 
 int64_t AttentionKernel::forward(ScalarType o_type, const kernels::TaskList& list,
                                  TaskLaunches* launches) {
-  const auto& [choice, shape, type, threads, cuda_device] = request_;
-  if (choice == KernelChoice::kAten)
-    return aten_forward(shape, type, list, cuda_device, o_type, launches);
-  if (choice == KernelChoice::kCpu) {
-    kernels::cpu_forward(shape, type, o_type, list, *pool_, isa_);
-  } else {
-    kernels::reference_forward(shape, type, o_type, list);
+  const KernelRequest& r = request_;
+  switch (r.choice) {
+    case KernelChoice::kFa4:
+      return cuda_forward(r.shape, r.type, o_type, list, r.cuda_device, launches, flash4());
+    case KernelChoice::kCpu:
+      kernels::cpu_forward(r.shape, r.type, o_type, list, *pool_, isa_);
+      return 0;
+    case KernelChoice::kReference:
+      kernels::reference_forward(r.shape, r.type, o_type, list);
+      return 0;
+    default:
+      return aten_forward(r.shape, r.type, list, r.cuda_device, o_type, launches);
   }
-  return 0;
 }
 
 int64_t AttentionKernel::backward(const kernels::TaskList& list, TaskLaunches* launches) {
-  const auto& [choice, shape, type, threads, cuda_device] = request_;
-  if (choice == KernelChoice::kAten) return aten_backward(shape, type, list, cuda_device, launches);
-  if (choice == KernelChoice::kCpu) {
-    kernels::cpu_backward(shape, type, list, *pool_, isa_);
-  } else {
-    kernels::reference_backward(shape, type, list);
+  const KernelRequest& r = request_;
+  switch (r.choice) {
+    case KernelChoice::kFa4:
+      return cuda_backward(r.shape, r.type, list, r.cuda_device, launches, flash4());
+    case KernelChoice::kCpu:
+      kernels::cpu_backward(r.shape, r.type, list, *pool_, isa_);
+      return 0;
+    case KernelChoice::kReference:
+      kernels::reference_backward(r.shape, r.type, list);
+      return 0;
+    default:
+      return aten_backward(r.shape, r.type, list, r.cuda_device, launches);
   }
-  return 0;
 }
 
 }  // namespace distca

@@ -18,13 +18,17 @@
 
 namespace distca {
 
+class CompiledKernels;
+struct Flash4;
 class TaskLaunches;
 
 class AttentionKernel {
  public:
   /// A request with a fault is a CHECK. Throws Error(kUsage) if DISTCA_KERNEL_ISA names an
-  /// instruction set that this machine lacks or that does not exist (chosen_isa).
+  /// instruction set that this machine lacks or that does not exist (chosen_isa), and
+  /// Error(kConfig) if FlashAttention 4 is asked for by name and cannot be used here.
   explicit AttentionKernel(const KernelRequest& request);
+  ~AttentionKernel();
 
   const kernels::Shape& shape() const { return request_.shape; }
   /// Sets the scale of the scores for the calls from now on, in place of the request's scale.
@@ -32,8 +36,11 @@ class AttentionKernel {
   ScalarType type() const { return request_.type; }
   /// -1 is the CPU.
   int cuda_device() const { return request_.cuda_device; }
-  /// The name of what computes: "cpu-avx512", "aten-cpu", "aten-cuda" or "reference".
+  /// The name of what computes: "cpu-avx512", "aten-cpu", "aten-cuda", "fa4 4.0.0" with the version
+  /// of its kernels, "fa4 4.0.0 and aten-cuda by length" of launches, or "reference".
   std::string name() const;
+  /// Why FlashAttention 4 computes nothing although the choice was free, in one line; else empty.
+  const std::string& passed_over() const { return passed_over_; }
 
   /// Makes what a device will be told of the tasks in forward or backward calls with these
   /// `launches`, so that the first of them need not. Rows may not be known yet. Nothing on a CPU.
@@ -48,7 +55,14 @@ class AttentionKernel {
   int64_t backward(const kernels::TaskList& list, TaskLaunches* launches = nullptr);
 
  private:
-  KernelRequest request_;  // `choice` is what was chosen, not kAuto
+  void find_flash4();
+  void choose_by_profile();
+  Flash4 flash4() const;
+
+  KernelRequest request_;     // `choice` is what was chosen, not kAuto
+  bool is_measured_ = false;  // FlashAttention 4 computes the launches for which it is faster alone
+  std::unique_ptr<const CompiledKernels> compiled_;  // null unless FlashAttention 4 computes
+  std::string passed_over_;
   kernels::Isa isa_ = kernels::Isa::kPortable;
   std::unique_ptr<kernels::ThreadPool> pool_;  // null unless the choice is kCpu
 };

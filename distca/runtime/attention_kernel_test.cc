@@ -51,8 +51,16 @@ TEST(AttentionKernel, what_a_choice_cannot_compute_is_said_with_what_could) {
     EXPECT_THAT(kernel_fault(cuda), AllOf(HasSubstr("on CUDA"), HasSubstr("auto or aten")));
     EXPECT_THROW(AttentionKernel{cuda}, CheckFailure);
   }
+  EXPECT_THAT(kernel_fault(request(KernelChoice::kFa4, ScalarType::kBFloat16)),
+              HasSubstr("on CUDA, not on a CPU"));
+  KernelRequest flash4 = request(KernelChoice::kFa4, ScalarType::kFloat32);
+  flash4.cuda_device = 0;
+  EXPECT_THAT(kernel_fault(flash4), HasSubstr("bfloat16, not float32"));
+  flash4.type = ScalarType::kBFloat16;
+  EXPECT_EQ(kernel_fault(flash4), "");
   for (const KernelName& kernel : kKernelNames) {
-    EXPECT_EQ(kernel_fault(request(kernel.choice, ScalarType::kFloat32)), "");
+    if (kernel.choice != KernelChoice::kFa4)
+      EXPECT_EQ(kernel_fault(request(kernel.choice, ScalarType::kFloat32)), "");
     EXPECT_EQ(kernel_choice(kernel.name), kernel.choice);
   }
   EXPECT_THROW(kernel_choice("fast"), CheckFailure);

@@ -15,6 +15,7 @@
 #include "distca/comm/aten_types.h"
 #include "distca/comm/thread_group.h"
 #include "distca/plan/plan_testing.h"
+#include "distca/runtime/cuda/flash4_testing.h"
 #include "distca/runtime/operator_count.h"
 #include "distca/runtime/step_attention_testing.h"
 
@@ -26,7 +27,8 @@ constexpr kernels::Shape kShape{
 using Counts = std::map<std::string, int64_t>;
 
 /// The calls of each operator by all ranks in `layers` layers.
-Counts counts(const Plan& plan, const testing::AttentionStyle& style, int layers) {
+Counts counts(const Plan& plan, const testing::AttentionStyle& style, int layers,
+              KernelChoice choice) {
   const PlanIndex index(plan);
   Counts all;
   std::mutex mutex;
@@ -38,8 +40,7 @@ Counts counts(const Plan& plan, const testing::AttentionStyle& style, int layers
     const auto rows = [&](int64_t heads) {
       return at::randn({tokens, heads, kShape.head_dim_qk}).to(at::kBFloat16);
     };
-    AttentionKernel kernel(
-        {.choice = KernelChoice::kAten, .shape = kShape, .type = ScalarType::kBFloat16});
+    AttentionKernel kernel({.choice = choice, .shape = kShape, .type = ScalarType::kBFloat16});
     testing::AttentionLayers nano_batches(1);
     for (int layer = 0; layer < layers; ++layer)
       nano_batches[0].push_back({.q = rows(4), .k = rows(2), .v = rows(2), .d_o = rows(4)});
@@ -55,10 +56,11 @@ Counts counts(const Plan& plan, const testing::AttentionStyle& style, int layers
 
 /// The calls of one layer on one rank, by what the second and third layer add. With `backward`,
 /// those of backward alone, otherwise those of forward.
-double of_a_layer(const Plan& plan, testing::AttentionStyle style, bool backward) {
+double of_a_layer(const Plan& plan, testing::AttentionStyle style, bool backward,
+                  KernelChoice choice) {
   const auto total = [&](const testing::AttentionStyle& of, int layers) {
     int64_t sum = 0;
-    for (const auto& [name, calls] : counts(plan, of, layers)) sum += calls;
+    for (const auto& [name, calls] : counts(plan, of, layers, choice)) sum += calls;
     return sum;
   };
   const auto both_layers = [&](bool with_backward) {
@@ -73,7 +75,8 @@ struct Expected {
   const char* name;
   Plan plan;
   Overlap overlap;
-  double forward, backward;  // at most
+  double forward, backward;                // at most, with ATen's operators
+  double flash4_forward, flash4_backward;  // with FlashAttention 4, its kernels left out
 };
 
 TEST(operator_count, a_layer_calls_few) {
@@ -84,17 +87,22 @@ TEST(operator_count, a_layer_calls_few) {
   Random random(5);
   Plan cut = greedy;
   testing::cut_tasks(cut, random);
-  for (const auto& [name, plan, overlap, forward, backward] :
-       {Expected{"balanced", balanced, Overlap::kNone, 12.5, 37.75},
-        Expected{"balanced, within", balanced, Overlap::kWithin, 16, 48.25},
-        Expected{"greedy", greedy, Overlap::kNone, 15, 43.75},
-        Expected{"greedy, split-KV", cut, Overlap::kNone, 129.5, 75.75}}) {
-    const double of_forward = of_a_layer(plan, {.overlap = overlap}, false);
-    const double of_backward = of_a_layer(plan, {.overlap = overlap}, true);
-    fmt::print("{}: {} tasks, {:.2f} forward, {:.2f} backward\n", name, plan.tasks.size(),
-               of_forward, of_backward);
-    EXPECT_LE(of_forward, forward) << name;
-    EXPECT_LE(of_backward, backward) << name;
+  const StandInKernels stand_ins;
+  setenv("DISTCA_STAND_INS_COMPUTE_NOTHING", "1", /*overwrite=*/1);  // the calls are counted
+  for (const auto& [name, plan, overlap, forward, backward, flash4_forward, flash4_backward] :
+       {Expected{"balanced", balanced, Overlap::kNone, 12.5, 37.75, 12, 44.75},
+        Expected{"balanced, within", balanced, Overlap::kWithin, 16, 48.25, 14, 45},
+        Expected{"greedy", greedy, Overlap::kNone, 15, 43.75, 14.5, 53.75},
+        Expected{"greedy, split-KV", cut, Overlap::kNone, 129.5, 75.75, 129.25, 108.75}}) {
+    for (const KernelChoice choice : {KernelChoice::kAten, KernelChoice::kFa4}) {
+      const bool is_flash4 = choice == KernelChoice::kFa4;
+      const double of_forward = of_a_layer(plan, {.overlap = overlap}, false, choice);
+      const double of_backward = of_a_layer(plan, {.overlap = overlap}, true, choice);
+      fmt::print("{}, {}: {} tasks, {:.2f} forward, {:.2f} backward\n", name, kernel_name(choice),
+                 plan.tasks.size(), of_forward, of_backward);
+      EXPECT_LE(of_forward, is_flash4 ? flash4_forward : forward) << name;
+      EXPECT_LE(of_backward, is_flash4 ? flash4_backward : backward) << name;
+    }
   }
 }
 

@@ -25,7 +25,8 @@ constexpr size_t kMostPlanned = 1000;   // likewise; that of a rank alone may se
 
 /// A kind of layer, as a rank announces it. Ranks must agree on all of it.
 struct SaidKind {
-  int64_t on_cuda, num_heads, num_kv_heads, head_dim, head_dim_v, dtype, window_left, linear_work;
+  int64_t on_cuda, num_heads, num_kv_heads, head_dim, head_dim_v, dtype, window_left, linear_work,
+      kernel;
   double softmax_scale;
 };
 
@@ -58,6 +59,7 @@ SaidKind said_of(const LayerKind& layer) {
           .dtype = static_cast<int64_t>(shape.dtype),
           .window_left = layer.window_left,
           .linear_work = layer.linear_work,
+          .kernel = layer.kind.kernel,
           .softmax_scale = layer.softmax_scale};
 }
 
@@ -76,6 +78,7 @@ void check_same(const SaidKind& theirs, const SaidKind& first, size_t rank) {
   check("dtype (0: float64, 1: float32, 2: bfloat16)", &SaidKind::dtype);
   check("window_left", &SaidKind::window_left);
   check("linear_work", &SaidKind::linear_work);
+  check("kernel (0: auto, 1: cpu, 2: aten, 3: fa4, 4: reference)", &SaidKind::kernel);
   check("softmax_scale", &SaidKind::softmax_scale);
 }
 

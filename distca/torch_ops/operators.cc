@@ -14,6 +14,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
@@ -41,8 +42,16 @@ ScalarType scalar_type_of(at::ScalarType type) {
               c10::toString(type));
 }
 
+int64_t named_kernel(const std::string& name) {
+  const std::vector<std::string> names = api::kernel_names();
+  const auto found = std::ranges::find(names, name);
+  DISTCA_THROW_IF(found == names.end(), ErrorKind::kUsage, "kernel = {}: one of {}", name,
+                  fmt::join(names, ", "));
+  return found - names.begin();
+}
+
 LayerKind kind_of(const Tensor& q, const Tensor& k, const Tensor& v, double softmax_scale,
-                  int64_t window_left, int64_t linear_work) {
+                  int64_t window_left, int64_t linear_work, const std::string& kernel) {
   DISTCA_THROW_IF(q.dim() != 3 || k.dim() != 3 || v.dim() != 3, ErrorKind::kUsage,
                   "q, k and v of {}, {} and {} dimensions: [tokens, heads, head_dim]", q.dim(),
                   k.dim(), v.dim());
@@ -51,7 +60,8 @@ LayerKind kind_of(const Tensor& q, const Tensor& k, const Tensor& v, double soft
                              .head_dim = q.size(2),
                              .head_dim_v = v.size(2),
                              .dtype = scalar_type_of(q.scalar_type())},
-                   .cuda_device = q.is_cuda() ? q.get_device() : -1},
+                   .cuda_device = q.is_cuda() ? q.get_device() : -1,
+                   .kernel = named_kernel(kernel)},
           .softmax_scale = softmax_scale,
           .window_left = window_left,
           .linear_work = linear_work};
@@ -104,8 +114,8 @@ RankDocuments documents_of(at::IntArrayRef numbers, bool in_pieces) {
 /// documents_of, and the arguments behind them are those of the first layer.
 Tensor begin(std::string group, at::IntArrayRef documents, bool in_pieces, const Tensor& q,
              const Tensor& k, const Tensor& v, double softmax_scale, int64_t window_left,
-             int64_t linear_work) {
-  const LayerKind first = kind_of(q, k, v, softmax_scale, window_left, linear_work);
+             int64_t linear_work, std::string kernel) {
+  const LayerKind first = kind_of(q, k, v, softmax_scale, window_left, linear_work, kernel);
   auto ranks = Ranks::find(group);
   LayerKinds layers;
   {
@@ -116,7 +126,7 @@ Tensor begin(std::string group, at::IntArrayRef documents, bool in_pieces, const
   return handle_of(std::make_shared<Step>(std::move(ranks), std::move(agreed)));
 }
 
-constexpr int64_t kColumns = 9;  // the numbers of a kind of layer
+constexpr int64_t kColumns = 10;  // the numbers of a kind of layer
 
 /// [kinds, kColumns] The kinds of layers of the latest forwards, for `begin_ahead`.
 Tensor usual_layers(std::string group) {
@@ -129,7 +139,7 @@ Tensor usual_layers(std::string group) {
     const api::Shape& shape = kind.shape;
     for (const int64_t one : {shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim_v,
                               static_cast<int64_t>(shape.dtype), window_left, linear_work,
-                              static_cast<int64_t>(kind.cuda_device)})
+                              static_cast<int64_t>(kind.cuda_device), kind.kernel})
       *number++ = static_cast<double>(one);
     *number++ = softmax_scale;
   }
@@ -149,8 +159,9 @@ Tensor begin_ahead(std::string group, std::string over, at::IntArrayRef document
                                         .head_dim = whole(2),
                                         .head_dim_v = whole(3),
                                         .dtype = static_cast<ScalarType>(whole(4))},
-                              .cuda_device = static_cast<int>(whole(7))},
-                     .softmax_scale = number[8],
+                              .cuda_device = static_cast<int>(whole(7)),
+                              .kernel = whole(8)},
+                     .softmax_scale = number[9],
                      .window_left = whole(5),
                      .linear_work = whole(6)});
   }
@@ -171,7 +182,8 @@ int64_t state_of(const Tensor& step, int64_t layer) {
 // The operators of a layer.
 
 Tensor dispatch(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& step,
-                int64_t layer, double softmax_scale, int64_t window_left, int64_t linear_work) {
+                int64_t layer, double softmax_scale, int64_t window_left, int64_t linear_work,
+                std::string kernel) {
   const auto of = Handles<Step>::all().of(step);
   std::shared_ptr<Call> call;
   if (torch::autograd::get_current_graph_task_id() != -1) {  // within a backward
@@ -181,7 +193,8 @@ Tensor dispatch(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
         "attention is recomputed within backward and its forward is not there: give attention its "
         "layer, and checkpoint with use_reentrant=False");
   } else {
-    call = of->start(layer, kind_of(q, k, v, softmax_scale, window_left, linear_work), q, k, v);
+    call = of->start(layer, kind_of(q, k, v, softmax_scale, window_left, linear_work, kernel), q, k,
+                     v);
   }
   return Handles<Call>::all().give(std::move(call), q.device());
 }
@@ -201,8 +214,8 @@ Tensor lse(const Tensor& handle) { return Handles<Call>::all().of(handle)->lse()
 // The operators of a layer on tensors without data.
 
 Tensor dispatch_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& step,
-                     int64_t layer, double softmax_scale, int64_t window_left,
-                     int64_t linear_work) {
+                     int64_t layer, double softmax_scale, int64_t window_left, int64_t linear_work,
+                     std::string kernel) {
   return q.new_empty({1}, at::TensorOptions().dtype(at::kDouble));
 }
 Tensor core_attention_meta(const Tensor& handle) { return at::empty_like(handle); }
@@ -260,9 +273,9 @@ Tensor final_gradient(const Tensor& gradient, at::TensorList sources) {
 struct Dispatch : torch::autograd::Function<Dispatch> {
   static Tensor forward(AutogradContext* node, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& step, int64_t layer, double softmax_scale,
-                        int64_t window_left, int64_t linear_work) {
+                        int64_t window_left, int64_t linear_work, std::string kernel) {
     Tensor handle = below<decltype(dispatch)>("distca::dispatch", q, k, v, step, layer,
-                                              softmax_scale, window_left, linear_work);
+                                              softmax_scale, window_left, linear_work, kernel);
     keep(node, handle);
     return handle;
   }
@@ -270,7 +283,7 @@ struct Dispatch : torch::autograd::Function<Dispatch> {
     const bool last = !torch::autograd::get_current_graph_task_keep_graph();
     auto [dq, dk, dv] = kept(node).end_backward(last);
     for (Tensor* const one : {&dq, &dk, &dv}) *one = final_gradient(*one, of_handle);
-    return {dq, dk, dv, {}, {}, {}, {}, {}};
+    return {dq, dk, dv, {}, {}, {}, {}, {}, {}};
   }
 };
 
@@ -303,8 +316,8 @@ struct Combine : torch::autograd::Function<Combine> {
 
 Tensor dispatch_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& step,
                          int64_t layer, double softmax_scale, int64_t window_left,
-                         int64_t linear_work) {
-  return Dispatch::apply(q, k, v, step, layer, softmax_scale, window_left, linear_work);
+                         int64_t linear_work, std::string kernel) {
+  return Dispatch::apply(q, k, v, step, layer, softmax_scale, window_left, linear_work, kernel);
 }
 Tensor core_attention_autograd(const Tensor& handle) { return CoreAttentionNode::apply(handle); }
 Tensor combine_autograd(const Tensor& handle, const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -327,13 +340,15 @@ TORCH_LIBRARY(distca, library) {
               &open);
   library.def("close(str group) -> ()", &Ranks::close);
   library.def("close_all(bool failed) -> ()", &Ranks::close_all);
+  library.def("kernels_folder(int head_dim, str dtype, int heads_of_a_key_head) -> str",
+              &api::compiled_kernels_folder);
   library.def("counts(str group) -> int[]", &counts);
   library.def("balance(str group) -> float[]", &balance);
   library.def("throw_if_failed(str group) -> ()", &throw_if_failed);
   library.def("state_of(Tensor step, int layer) -> int");
   library.def(
       "begin(str group, int[] documents, bool in_pieces, Tensor q, Tensor k, Tensor v, float "
-      "softmax_scale, int window_left, int linear_work) -> Tensor");
+      "softmax_scale, int window_left, int linear_work, str kernel) -> Tensor");
   library.def("usual_layers(str group) -> Tensor", &usual_layers);
   library.def(
       "begin_ahead(str group, str over, int[] documents, bool in_pieces, Tensor layers) -> Tensor",
@@ -341,7 +356,7 @@ TORCH_LIBRARY(distca, library) {
   library.def("end_ahead(str over, int batches) -> ()", &end_ahead);
   library.def(
       "dispatch(Tensor q, Tensor k, Tensor v, Tensor step, int layer, float softmax_scale, int "
-      "window_left, int linear_work) -> Tensor");
+      "window_left, int linear_work, str kernel) -> Tensor");
   library.def("core_attention(Tensor handle) -> Tensor");
   library.def("combine(Tensor handle, Tensor q, Tensor k, Tensor v) -> Tensor");
   library.def("lse(Tensor handle) -> Tensor");

@@ -195,7 +195,8 @@ std::shared_ptr<api::CoreAttention> Ranks::attention(const Kind& kind) {
     std::rotate(known, known + 1, made.end());
     return made.back().attention;
   }
-  const api::CoreAttentionOptions options{.threads = at::get_num_threads()};
+  const api::CoreAttentionOptions options{.threads = at::get_num_threads(),
+                                          .kernel = api::kernel_names()[kind.kernel]};
   auto attention = made.empty() ? std::make_shared<api::CoreAttention>(*comm, kind.shape, options)
                                 : std::make_shared<api::CoreAttention>(*made.back().attention,
                                                                        kind.shape, options);

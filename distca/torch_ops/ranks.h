@@ -30,6 +30,7 @@ namespace distca::torch_ops {
 struct Kind {
   api::Shape shape;
   int cuda_device = -1;  // The device of the tensors. -1 is the CPU.
+  int64_t kernel = 0;    // index in api::kernel_names()
   bool operator==(const Kind&) const = default;
 };
 

@@ -136,8 +136,8 @@ std::string chrome_counter(int rank, const TraceCounter& counter) {
   return fmt::format("{}", fmt::join(lines, kChromeBetween));
 }
 
-std::string chrome_head(std::string_view overlap, std::span<const TraceRank> ranks,
-                        const TracePrediction* predicted) {
+std::string chrome_head(std::string_view overlap, std::string_view kernel,
+                        std::span<const TraceRank> ranks, const TracePrediction* predicted) {
   Json listed = Json::array();
   for (const TraceRank& rank : ranks) {
     listed.push_back({{"role", rank.server ? "server" : "worker"},
@@ -153,6 +153,7 @@ std::string chrome_head(std::string_view overlap, std::span<const TraceRank> ran
                 {"commit", build_info::kCommit},
                 {"overlap", overlap},
                 {"ranks", listed}};
+  if (!kernel.empty()) other["kernel"] = kernel;
   if (predicted != nullptr) {
     other["predicted"] = {{"machine", predicted->machine},
                           {"num_ranks", predicted->num_ranks},
@@ -162,10 +163,10 @@ std::string chrome_head(std::string_view overlap, std::span<const TraceRank> ran
                      other.dump());
 }
 
-std::string chrome_json(std::string_view overlap, std::span<const TraceRank> ranks,
-                        std::span<const std::string> events) {
-  return fmt::format("{}{}{}", chrome_head(overlap, ranks), fmt::join(events, kChromeBetween),
-                     kChromeTail);
+std::string chrome_json(std::string_view overlap, std::string_view kernel,
+                        std::span<const TraceRank> ranks, std::span<const std::string> events) {
+  return fmt::format("{}{}{}", chrome_head(overlap, kernel, ranks),
+                     fmt::join(events, kChromeBetween), kChromeTail);
 }
 
 }  // namespace distca

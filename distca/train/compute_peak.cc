@@ -48,12 +48,15 @@ double share_of_a_core(Communicator& comm, int64_t threads_per_rank, const char*
 int64_t deterministic_probe_tokens(const Config& config) {
   constexpr int64_t kMostTokens = 8192;
   if (!config.on_cuda() || !config.train.deterministic || config.train.steps == 0) return 0;
+  // ATen's kernel is measured, which FlashAttention 4 may stand for.
+  const KernelRequest request = kernel_request(config);
+  if (request.choice == KernelChoice::kFa4 || !request.measured.forward.empty()) return 0;
   // The fused operators choose by it how they sum; matrix products, which compute the rest, do not.
   // Windows are left out of what is measured, so a layer has to see all keys where they decide.
   const kernels::Task task{.q_tokens = 1,
                            .keys = {{.tokens = 1}},
                            .mask = kernel_mask(config.model.shape(0).attention.mask)};
-  if (!kernels::is_fused(kernel_request(config).shape, config.model.dtype, task)) return 0;
+  if (!kernels::is_fused(request.shape, config.model.dtype, task)) return 0;
   return std::min({kMostTokens, config.batch.max_document_tokens, config.batch.nano_batch_tokens});
 }
 

@@ -19,6 +19,16 @@
 namespace distca {
 namespace {
 
+KernelRequest kernel_request(const LlamaConfig& config, const StepOptions& options,
+                             int cuda_device) {
+  return {.choice = options.kernel,
+          .shape = config.attention_shape(),
+          .type = config.dtype,
+          .threads = options.threads,
+          .cuda_device = cuda_device,
+          .measured = options.measured_kernels};
+}
+
 class Player final : public OpPlayer {
  public:
   Player(StepAttention& attention, StageP2p& p2p, TensorMessages& tensor, WeightUpdate& update,
@@ -151,8 +161,7 @@ Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
       model_(model),
       comm_(comm),
       options_(options),
-      kernel_(kernel_request(config.divided(options.tensor), options.kernel, options.threads,
-                             comm.cuda_device())),
+      kernel_(kernel_request(config.divided(options.tensor), options, comm.cuda_device())),
       buffers_(comm.cuda_device()) {}
 Step::~Step() = default;
 

@@ -146,12 +146,13 @@ std::string StepTracer::missing() const {
       "no {}: fewer steps are left than train.trace_first_step, train.trace_steps ask for", file);
 }
 
-std::string StepTracer::write() {
+std::string StepTracer::write(const std::string& kernel) {
   const std::string& file = config_.train.trace;
   if (gathered_.empty() && last_ > 0)
     return fmt::format("no {}: the run ended before step {}, the last to be traced", file, last_);
   if (gathered_.empty()) return missing();
-  write_file_atomically(file, chrome_json(overlap_name(config_.train.overlap), ranks_, gathered_));
+  write_file_atomically(
+      file, chrome_json(overlap_name(config_.train.overlap), kernel, ranks_, gathered_));
   return fmt::format("{0}  steps {1} to {2}: distca trace {0}, or ui.perfetto.dev", file, first_,
                      last_);
 }

@@ -125,12 +125,14 @@ class Trainer {
   std::vector<std::string> prepare() {
     resolved_ = resolved_config(config_, step_.kernel().name(), data_.summary(),
                                 comm_.cuda_device() >= 0, checkpoint_.get());
+    resolved_.kernel_passed_over = step_.kernel().passed_over();
     check_same_config(comm_, config_, resolved_);
     run_id_ = agreed_run_id(comm_, run_id_);
     facts_ = run_facts(config_, resolved_, num_workers_);
     std::vector<std::string> words;
     if (checkpoint_) words = check_resume(checkpoint_->index(), facts_);
     if (const std::string none = tracer_.missing(); !none.empty()) words.push_back(none);
+    if (!resolved_.kernel_passed_over.empty()) words.push_back(resolved_.kernel_passed_over);
     read_start_weights(comm_, checkpoint_.get(), config_, weights_.get(), words);
     if (weights_)
       check_same_start(others_with_other_weights("comparing the initial weights"), run_,
@@ -384,7 +386,7 @@ class Trainer {
     }
     output_->save_weights(trained_, batches_.last_step());
     output_->save_beside();
-    summary_.trace = tracer_.write();
+    summary_.trace = tracer_.write(resolved_.kernel);
     summary_.metrics_missing = output_->finish_metrics();
     summary_.last_step = batches_.last_step();
     output_->end(summary_text(config_, data_, summary_));

@@ -35,6 +35,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from distca._ops import ops
+from distca._compiled_kernels import build_if_missing
 from distca._group import name_of
 from distca._ping_pong import give_way
 from distca._served import checked, documents_of, in_pieces, refuse_extras, state_of
@@ -140,25 +141,29 @@ def _padded(tensor):
 
 @torch.compiler.disable
 def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, softmax_scale=None, causal=True,
-             window_size=(-1, -1), group=None, layer=None, linear_work=0) -> Handle:
+             window_size=(-1, -1), group=None, layer=None, linear_work=0, kernel="auto") -> Handle:
     """Sends Q, K and V on their way and returns. The arguments are those of `attention`.
 
     What runs until `core_attention` hides these messages, and what runs between `core_attention` and `combine` hides
     those of O. In backward, the gradients of the same work hide those of dO and of dQ, dK and dV.
     """
-    served = checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work)
+    served = checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work,
+                     kernel)
     head_dim_v, is_shared = v.shape[2], served.is_shared
     q, k, v = _padded(q), _padded(k), _padded(v)
+    if kernel == "fa4":
+        build_if_missing(q, k)
     with torch.no_grad(), no_dispatch():  # no operator of the model's: recomputation does not repeat it
 
         def begin(state):
             documents = documents_of(cu_seqlens_q, q.shape[0], state)
-            return ops.begin(name, documents, in_pieces(cu_seqlens_q), q, k, v, served.scale, served.window_left, work)
+            return ops.begin(name, documents, in_pieces(cu_seqlens_q), q, k, v, served.scale, served.window_left, work, kernel)
 
         name, work = (name_of(group), served.linear_work) if is_shared else ("", 0)
         step = _forward_of(cu_seqlens_q, name, served.layer, begin).step if is_shared else _local_step(cu_seqlens_q, begin)
     number = served.layer if is_shared else _NO_LAYER
-    return Handle(ops.dispatch(q, k, v, step, number, served.scale, served.window_left, work), (q, k, v), head_dim_v)
+    return Handle(ops.dispatch(q, k, v, step, number, served.scale, served.window_left, work, kernel), (q, k, v),
+                  head_dim_v)
 
 
 @torch.compiler.disable
@@ -201,6 +206,7 @@ def attention(
     group=None,
     layer: int | None = None,
     linear_work: int = 0,
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Causal attention within each document, of this rank's tokens, computed by all ranks of the group together.
 
@@ -226,13 +232,16 @@ def attention(
     linear_work: the multiply-adds of the layer outside of attention for each token. Where it is given, ranks with fewer
       tokens compute more attention, so that all are done with both together. Give it under `ping_pong`, where linear
       work of one nano-batch runs beside the attention of the other. All ranks give the same.
+    kernel: what computes, as attention.kernel of distca train (docs/kernels.md): "auto", "cpu", "aten", "reference", or
+      "fa4", FlashAttention 4 on Hopper, in bfloat16. Its kernels are those that `distca kernels build` made or, where
+      flash-attn-4 can be imported, are compiled at the first call, which takes a minute. All ranks give the same.
 
     Returns O [tokens, heads, head_dim_v] in the dtype of q. It has gradients, and they have none: whoever differentiates
     what create_graph=True gave gets a RuntimeError.
     """
     return combine(_attend(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer,
-        linear_work,
+        linear_work, kernel,
     ))
 
 
@@ -258,11 +267,12 @@ def flash_attn_varlen_func(
     group=None,
     layer=None,
     linear_work=0,
+    kernel="auto",
 ) -> torch.Tensor | tuple:
     """`attention` with flash-attention's arguments, in its order. None turns dropout_p, softcap and window_size off.
 
     What is not served is refused by name (ValueError): its default causal=False, dropout, softcap, ALiBi and block tables.
-    `deterministic` is always so. `group`, `layer` and `linear_work` are as in `attention`.
+    `deterministic` is always so. `group`, `layer`, `linear_work` and `kernel` are as in `attention`.
 
     return_attn_probs: returns (O, LSE, None). LSE [heads, tokens] is the natural logarithm of the sum of a query's
       exponentials, in float32, or in float64 for float64. It has no gradient. There are no probabilities: None.
@@ -270,7 +280,7 @@ def flash_attn_varlen_func(
     refuse_extras(dropout_p, softcap, alibi_slopes, deterministic, return_attn_probs, block_table)
     handle = _attend(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer,
-        linear_work,
+        linear_work, kernel,
     )
     o = combine(handle)
     return (o, ops.lse(handle._call.detach()), None) if return_attn_probs else o

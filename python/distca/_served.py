@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch.autograd import forward_ad
 
+from distca._compiled_kernels import why_not
 from distca._group import resolved
 from distca._ping_pong import refuse_reentrant_checkpoint
 
 _MOST_HEAD_DIM = 256
 _MOST_WINDOW = 2**40  # tokens: a wider one sees every key
+KERNELS = ("auto", "cpu", "aten", "fa4", "reference")  # docs/kernels.md
 _UNNAMED = "attention is under activation checkpointing and has no layer=: give each layer its number"
 
 
@@ -189,9 +191,11 @@ class Served:
     is_shared: bool  # all ranks compute together
     layer: int  # -1: none
     linear_work: int
+    kernel: str
 
 
-def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work) -> Served:
+def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work,
+            kernel="auto") -> Served:
     """Of the arguments of `attention`. Raises ValueError. Where documents begin, `documents_of` checks."""
     _check_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k)
     _check_lengths(cu_seqlens_q, cu_seqlens_k)
@@ -209,7 +213,20 @@ def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_s
             raise ValueError(_UNNAMED)
     elif not torch.is_grad_enabled():
         refuse_reentrant_checkpoint()
-    return Served(window_left, scale, trains, is_shared, number, _whole("linear_work", linear_work))
+    return Served(window_left, scale, trains, is_shared, number, _whole("linear_work", linear_work), _kernel(kernel, q, k, v))
+
+
+def _kernel(kernel, q, k, v):
+    refuse(
+        (kernel not in KERNELS, f"kernel = {kernel!r}: one of {', '.join(KERNELS)}"),
+        (kernel in ("cpu", "reference") and q.is_cuda, f"kernel = {kernel!r} computes on the CPU, and q is on {q.device}"),
+        (kernel == "cpu" and q.dtype == torch.float64, "kernel = 'cpu' computes torch.float32 and torch.bfloat16, not torch.float64"),
+        (kernel == "fa4" and not q.is_cuda, "kernel = 'fa4' computes on a CUDA device, and q is on the CPU"),
+        (kernel == "fa4" and q.dtype != torch.bfloat16, f"kernel = 'fa4' computes torch.bfloat16, and q is {q.dtype}"),
+    )
+    if kernel == "fa4" and (reason := why_not(q, k, v)):
+        raise ValueError(reason)
+    return kernel
 
 
 def refuse_extras(dropout_p=0.0, softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
@@ -231,7 +248,7 @@ def refuse(*refusals):
 
 
 def can_run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, *, softmax_scale=None, causal=True,
-            window_size=(-1, -1), group=None, layer=None, linear_work=0, **extras) -> Answer:
+            window_size=(-1, -1), group=None, layer=None, linear_work=0, kernel="auto", **extras) -> Answer:
     """Whether `attention` serves these arguments here and now, and if not, why. It sends nothing and computes nothing.
 
     The arguments are those of `attention`; `extras` are those of `flash_attn_varlen_func` besides: dropout_p, softcap,
@@ -242,7 +259,7 @@ def can_run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k
     """
     try:
         refuse_extras(**extras)
-        checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work)
+        checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work, kernel)
         documents_of(cu_seqlens_q, q.shape[0])
     except ValueError as refusal:
         return Answer(str(refusal))

@@ -28,6 +28,7 @@ class Documents:
     cu_seqlens: torch.Tensor  # [documents + 1], or [pieces, 3]
     group: object
     linear_work: int  # as in distca.attention
+    kernel: str  # likewise
 
 
 AS_SDPA = "as sdpa"  # a forward that sends nothing and computes what it computes with sdpa
@@ -119,7 +120,8 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     o = attention(q, k, v, cu_seqlens, cu_seqlens, softmax_scale=scaling,
                   window_size=(window - 1, 0) if window else (-1, -1),
                   group=distca_documents.group, layer=getattr(module, "layer_idx", None),
-                  linear_work=distca_documents.linear_work)
+                  linear_work=distca_documents.linear_work,
+                  kernel=distca_documents.kernel)
     return o.unflatten(0, (query.shape[0], query.shape[2])), None
 
 

@@ -37,7 +37,7 @@ from transformers import PreTrainedModel  # noqa: E402
 from distca._deal import DEALT  # noqa: E402
 from distca._nano_batches import CACHES, parts_of, positions_of, run_in_parts  # noqa: E402
 from distca._ping_pong import require_greenlet  # noqa: E402
-from distca._served import in_pieces, refuse  # noqa: E402
+from distca._served import KERNELS, in_pieces, refuse  # noqa: E402
 from distca._shard import steps  # noqa: E402
 from distca._transformers_attention import AS_SDPA, AS_VALUES, NAME, Documents, forward_under_way, under_way  # noqa: E402
 from distca._transformers_config import attention_before, give_attention_back, take_attention  # noqa: E402
@@ -51,6 +51,7 @@ class _Attached:
     nano_batches: int
     group: object
     linear_work: int  # as in distca.attention
+    kernel: str  # likewise
     takes_positions: bool  # whether position_ids that begin with 0 say what the decoder does without them
     before: dict  # the attention that the model's configuration and those in it had
 
@@ -79,26 +80,26 @@ class _Ahead:
         return parts
 
 
-def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
+def attach(model: PreTrainedModel, nano_batches: int = 1, group=None, kernel: str = "auto") -> None:
     """Makes `model` compute its attention with distca.attention. Its weights and its state dict stay as they are.
 
-    Call it once, after the model is made and before DDP, a Trainer or an Accelerator gets it; with FSDP2, before or
-    after fully_shard.
+    Call it once, before DDP, a Trainer or an Accelerator gets the model; with FSDP2, before or after fully_shard.
 
     model: a causal language model that uses Transformers' attention interface, and supports sdpa and flash attention.
     nano_batches: 2 lets a forward with gradients deal this rank's documents to two nano-batches, so that the messages
       of one travel while the other computes. Loss, logits and gradients are those of the whole batch. Where the loss is
       the mean of a rank's targets and it has none, it is 0.
-    group: a process group or a DeviceMesh of one dimension; None for all ranks, or for this process if there are none.
+    group, kernel: as in distca.attention.
 
     Raises ValueError that says why a model cannot be served, and ImportError where nano_batches=2 lacks greenlet. The
     model is then as it was.
     """
     _check_model(model, nano_batches)
+    refuse((kernel not in KERNELS, f"kernel = {kernel!r}: one of {', '.join(KERNELS)}"))
     if nano_batches == 2:
         require_greenlet()
     decoder = _decoder_of(model)
-    attached = _Attached(nano_batches, group, _linear_work(model) if nano_batches == 2 else 0,
+    attached = _Attached(nano_batches, group, _linear_work(model) if nano_batches == 2 else 0, kernel,
                          _takes_positions(decoder), attention_before(model))
     take_attention(model, attached.before)
     _replace(decoder, _decoder_forward, attached)
@@ -384,7 +385,7 @@ def _decoder_forward(decoder, inner, signature, attached, arguments, keywords):
         if makes_mask:  # with one, Transformers does not look for documents in position_ids, for which a host would wait
             tokens = _tokens_of(given)
             given = {**given, "attention_mask": torch.ones(tokens.shape[:2], dtype=torch.int64, device=tokens.device)}
-        return inner(**given, distca_documents=Documents(cu_seqlens, attached.group, attached.linear_work))
+        return inner(**given, distca_documents=Documents(cu_seqlens, attached.group, attached.linear_work, attached.kernel))
 
     with under_way(call):
         if len(call.parts) == 1 and len(call.parts[0].tokens):

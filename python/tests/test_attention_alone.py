@@ -108,7 +108,7 @@ def test_operators_know_shapes_without_data():
     with FakeTensorMode() as mode:
         q, k, v = torch.empty(9, 4, 16), torch.empty(9, 2, 16), torch.empty(9, 2, 8)
         step = torch.empty(1, dtype=torch.float64)
-        handle = ops.core_attention(ops.dispatch(q, k, v, step, 0, 0.25, -1, 0))
+        handle = ops.core_attention(ops.dispatch(q, k, v, step, 0, 0.25, -1, 0, "auto"))
         o = ops.combine(handle, q, k, v)
     assert o.fake_mode is mode and o.shape == (9, 4, 8) and o.dtype == torch.float32
     assert handle.shape == (1,) and handle.dtype == torch.float64

@@ -9,6 +9,7 @@
 
 #include "distca/base/integers.h"
 #include "distca/runtime/aten_attention.h"
+#include "distca/runtime/cuda/flash4_operator.h"
 #include "distca/runtime/cuda/varlen_attention.h"
 
 namespace distca {
@@ -26,7 +27,8 @@ class FlashOperator final : public VarlenOperator {
 
   std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists& lists,
                                             const at::Tensor& q, const at::Tensor& k,
-                                            const at::Tensor& v) const override {
+                                            const at::Tensor& v,
+                                            const at::Tensor& /*place*/) const override {
     const Numbers n(launch, lists);
     auto result = at::_flash_attention_forward(
         q, k, v, n.cu_seqlens_q, n.key_starts, n.max_queries, launch.max_keys,
@@ -37,15 +39,15 @@ class FlashOperator final : public VarlenOperator {
 
   std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const LaunchLists& lists,
                                      const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                     const at::Tensor& d_o, const at::Tensor& o,
-                                     const at::Tensor& lse) const override {
+                                     const OutputGradient& of_o) const override {
     const Numbers n(launch, lists);
     // The state of a random generator, which is read with a dropout alone: any memory will do.
     if (!no_random_.defined()) no_random_ = at::empty({2}, q.options().dtype(at::kUInt64));
-    const auto [dq, dk, dv] = at::_flash_attention_backward(
-        d_o, q, k, v, o, lse, n.cu_seqlens_q, n.key_starts, n.max_queries, launch.max_keys,
-        /*dropout_p=*/0.0, n.causal, no_random_, no_random_, softmax_scale_, n.window_left,
-        n.window_right);
+    const auto [dq, dk, dv] =
+        at::_flash_attention_backward(of_o.d_o, q, k, v, of_o.o, of_o.lse, n.cu_seqlens_q,
+                                      n.key_starts, n.max_queries, launch.max_keys,
+                                      /*dropout_p=*/0.0, n.causal, no_random_, no_random_,
+                                      softmax_scale_, n.window_left, n.window_right);
     return {dq, dk, dv};
   }
 
@@ -81,7 +83,8 @@ class EfficientOperator final : public VarlenOperator {
 
   std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists&,
                                             const at::Tensor& q, const at::Tensor& k,
-                                            const at::Tensor& v) const override {
+                                            const at::Tensor& v,
+                                            const at::Tensor& /*place*/) const override {
     const at::Tensor all_o =
         at::empty({q.size(0), shape_.num_heads, shape_.head_dim_v}, q.options());
     const at::Tensor all_lse = at::empty({shape_.num_heads, q.size(0)}, q.options());
@@ -100,8 +103,7 @@ class EfficientOperator final : public VarlenOperator {
 
   std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const LaunchLists&,
                                      const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                     const at::Tensor& d_o, const at::Tensor& o,
-                                     const at::Tensor& lse) const override {
+                                     const OutputGradient& of_o) const override {
     const at::Tensor all_dq = at::empty(q.sizes(), q.options());
     const at::Tensor all_dk = at::empty(k.sizes(), k.options());
     const at::Tensor all_dv = at::empty(v.sizes(), v.options());
@@ -110,9 +112,9 @@ class EfficientOperator final : public VarlenOperator {
       const Sequence s(launch, b);
       if (s.queries.empty()) continue;
       const auto [dq, dk, dv, bias] = at::_efficient_attention_backward(
-          of_queries(d_o, s), of_queries(q, s), of_keys(k, s), of_keys(v, s),
-          /*bias=*/std::nullopt, of_queries(o, s).contiguous(), /*cu_seqlens_q=*/std::nullopt,
-          /*cu_seqlens_k=*/std::nullopt, s.queries.size(), s.keys.size(), padded(lse, s),
+          of_queries(of_o.d_o, s), of_queries(q, s), of_keys(k, s), of_keys(v, s),
+          /*bias=*/std::nullopt, of_queries(of_o.o, s).contiguous(), /*cu_seqlens_q=*/std::nullopt,
+          /*cu_seqlens_k=*/std::nullopt, s.queries.size(), s.keys.size(), padded(of_o.lse, s),
           /*dropout_p=*/0.0, no_random, no_random, mask_type(launch), /*bias_requires_grad=*/false,
           shape_.softmax_scale);
       of_queries(all_dq, s).copy_(dq);
@@ -162,6 +164,44 @@ class EfficientOperator final : public VarlenOperator {
   Shape shape_;
 };
 
+/// The operator that was measured to be fastest for launches of such lengths.
+class MeasuredOperator final : public VarlenOperator {
+ public:
+  MeasuredOperator(const MeasuredKernels& measured, std::unique_ptr<VarlenOperator> aten,
+                   std::unique_ptr<VarlenOperator> flash4)
+      : measured_(measured), aten_(std::move(aten)), flash4_(std::move(flash4)) {}
+
+  kernels::LaunchLimits limits() const override { return flash4_->limits(); }  // the narrower ones
+  int64_t query_tile(const VarlenLaunch& launch) const override {
+    return of_backward(launch).query_tile(launch);
+  }
+  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists& lists,
+                                            const at::Tensor& q, const at::Tensor& k,
+                                            const at::Tensor& v,
+                                            const at::Tensor& place) const override {
+    return chosen(measured_.forward, launch.max_queries).forward(launch, lists, q, k, v, place);
+  }
+  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const LaunchLists& lists,
+                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                     const OutputGradient& of_o) const override {
+    return of_backward(launch).backward(launch, lists, q, k, v, of_o);
+  }
+
+ private:
+  const VarlenOperator& chosen(const std::vector<KernelChoice>& by_class, int64_t rows) const {
+    if (by_class.empty()) return *aten_;
+    const auto length = static_cast<size_t>(kernels::length_class(rows));
+    return by_class[std::min(length, by_class.size() - 1)] == KernelChoice::kFa4 ? *flash4_
+                                                                                 : *aten_;
+  }
+  const VarlenOperator& of_backward(const VarlenLaunch& launch) const {
+    return chosen(measured_.backward, std::max(launch.max_queries, launch.max_keys));
+  }
+
+  const MeasuredKernels& measured_;
+  const std::unique_ptr<VarlenOperator> aten_, flash4_;
+};
+
 // --- choice --------------------------------------------------------------------------------------
 
 /// Where a softcap is to be refused, not.
@@ -184,19 +224,29 @@ struct Divided {
 
 }  // namespace
 
-std::unique_ptr<VarlenOperator> fused_operator(const Shape& shape, ScalarType type) {
+std::unique_ptr<VarlenOperator> fused_operator(const Shape& shape, ScalarType type,
+                                               const Flash4& flash4) {
+  if (flash4.kernels != nullptr) {
+    auto by_flash4 = flash4_operator(shape, *flash4.kernels);
+    if (flash4.measured == nullptr) return by_flash4;
+    return std::make_unique<MeasuredOperator>(*flash4.measured,
+                                              std::make_unique<FlashOperator>(shape.softmax_scale),
+                                              std::move(by_flash4));
+  }
   if (type == ScalarType::kBFloat16) return std::make_unique<FlashOperator>(shape.softmax_scale);
   return std::make_unique<EfficientOperator>(shape);
 }
 
 void cuda_prepare(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
-                  Pass pass, TaskLaunches* launches) {
-  if (all_fused(shape, type, list)) varlen_prepare(shape, type, list, cuda_device, pass, launches);
+                  Pass pass, TaskLaunches* launches, const Flash4& flash4) {
+  if (!all_fused(shape, type, list)) return;
+  const auto op = fused_operator(shape, type, flash4);
+  varlen_prepare(shape, type, list, cuda_device, *op, pass, launches);
 }
 
 int64_t cuda_forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
-                     int cuda_device, TaskLaunches* launches) {
-  const auto op = fused_operator(shape, type);
+                     int cuda_device, TaskLaunches* launches, const Flash4& flash4) {
+  const auto op = fused_operator(shape, type, flash4);
   if (all_fused(shape, type, list))
     return varlen_forward(shape, type, o_type, list, cuda_device, *op, launches);
   const Divided divided(shape, type, list);
@@ -205,8 +255,8 @@ int64_t cuda_forward(const Shape& shape, ScalarType type, ScalarType o_type, con
 }
 
 int64_t cuda_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
-                      TaskLaunches* launches) {
-  const auto op = fused_operator(shape, type);
+                      TaskLaunches* launches, const Flash4& flash4) {
+  const auto op = fused_operator(shape, type, flash4);
   if (all_fused(shape, type, list))
     return varlen_backward(shape, type, list, cuda_device, *op, launches);
   const Divided divided(shape, type, list);

@@ -15,6 +15,7 @@
 #include "distca/kernels/attention_testing.h"
 #include "distca/kernels/merge.h"
 #include "distca/runtime/aten_attention.h"
+#include "distca/runtime/cuda/compiled_kernels.h"
 
 namespace distca {
 namespace {
@@ -104,21 +105,47 @@ INSTANTIATE_TEST_SUITE_P(formats, CudaAttentionTest,
                          ::testing::Values(ScalarType::kFloat64, ScalarType::kFloat32,
                                            ScalarType::kBFloat16));
 
-void expect_like_whole_matrix(const Case& c, const std::vector<Range>& cuts) {
+void expect_like_whole_matrix(const Case& c, const std::vector<Range>& cuts,
+                              const CompiledKernels* flash4 = nullptr) {
   Document doc(c);
   const WholeMatrix whole(doc);
   const Bounds bounds = bounds_of(c, whole, 2 * static_cast<int64_t>(cuts.size()));
   {
     const OnDevice device(doc);
-    aten_forward(c.shape, c.type, device.list(cuts), kDevice);
+    cuda_forward(c.shape, c.type, c.type, device.list(cuts), kDevice, nullptr, {flash4});
     device.copy_back();
   }
   kernels::testing::expect_forward(doc, whole, bounds);
   kernels::testing::set_backward_inputs(doc, whole);
   const OnDevice device(doc);
-  aten_backward(c.shape, c.type, device.list(cuts), kDevice);
+  cuda_backward(c.shape, c.type, device.list(cuts), kDevice, nullptr, {flash4});
   device.copy_back();
   kernels::testing::expect_backward(doc, whole, bounds);
+}
+
+/// FlashAttention 4 with kernels that were compiled for such heads, where they are.
+class CudaFlash4Test : public ::testing::TestWithParam<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(head_dims, CudaFlash4Test, ::testing::Values(64, 128));
+
+TEST_P(CudaFlash4Test, equals_the_whole_matrix_for_every_mask_and_cut) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device: this PyTorch or this machine has none";
+  Case c{.type = ScalarType::kBFloat16, .q_position = 33, .q_tokens = 270, .k_tokens = 303};
+  c.shape.num_kv_heads = 1;
+  c.shape.head_dim_qk = c.shape.head_dim_v = GetParam();
+  c.shape.softmax_scale = 1 / std::sqrt(static_cast<double>(GetParam()));
+  const FoundKernels found = find_compiled_kernels(c.shape, c.type, kDevice);
+  if (!found.kernels) GTEST_SKIP() << "no kernels of FlashAttention 4: " << found.reason;
+  for (const bool is_deterministic : {false, true}) {
+    at::globalContext().setDeterministicAlgorithms(is_deterministic, false);
+    for (const Mask& mask : {Mask{}, Mask{.window_left = 9}, Mask{.window_left = 150}}) {
+      for (const int64_t gap : {0, 3}) {  // 3: rows that are not aligned
+        c.mask = mask, c.gap = gap;
+        expect_like_whole_matrix(c, {{0, 270}}, found.kernels.get());
+        expect_like_whole_matrix(c, {{130, 270}, {0, 1}, {1, 130}}, found.kernels.get());
+      }
+    }
+  }
+  at::globalContext().setDeterministicAlgorithms(false, false);
 }
 
 TEST_P(CudaAttentionTest, equals_the_whole_matrix_for_every_mask_and_cut) {

@@ -4,6 +4,7 @@
 // Thread rule: as TaskLaunches.
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "distca/comm/thread_group.h"
@@ -30,11 +31,14 @@ struct PlayedLaunch {
   LaunchLists lists{};
 };
 
+/// VarlenOperator::query_tile of launches that are a backward's; null for those of a forward.
+using QueryTile = std::function<int64_t(const kernels::VarlenLaunch&)>;
+
 struct TaskLaunches::Made {
   /// Brings the lists of all launches to the device in one transfer, behind what the current stream
   /// was given.
   Made(const kernels::TaskList& list, kernels::VarlenPlan plan, std::vector<bool> aligned,
-       const at::Device& device);
+       const QueryTile& query_tile, const at::Device& device);
   /// Lets the current stream wait for that transfer, whichever stream it went through.
   void follow(const at::Device& device) const;
 

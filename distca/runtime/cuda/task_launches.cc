@@ -4,8 +4,11 @@
 #include "distca/runtime/cuda/played_launches.h"
 
 #include <algorithm>
+#include <bit>
+#include <limits>
 #include <utility>
 
+#include "distca/base/integers.h"
 #include "distca/comm/device_stream.h"
 #include "distca/comm/host_read.h"
 
@@ -69,29 +72,57 @@ std::vector<Run> runs_without_keys(const TaskList& list, const VarlenPlan& plan)
   return runs;
 }
 
+/// Adds the lists of padded rows (LaunchLists), the second as the bits of fp32.
+void add_padded(const VarlenLaunch& launch, int64_t tile, std::vector<int32_t>& all) {
+  const auto count =
+      static_cast<size_t>(padded_rows(launch.query_rows(), launch.sequences(), tile));
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  std::vector<int32_t> row(count, 0), padding(count, std::bit_cast<int32_t>(kInfinity));
+  for (int64_t b = 0; b < launch.sequences(); ++b) {
+    const int32_t begin = launch.cu_seqlens_q[b], end = launch.cu_seqlens_q[b + 1];
+    const int64_t first = round_down(begin + b * tile, tile);
+    for (int32_t query = begin; query < end; ++query) {
+      row[first + query - begin] = query;
+      padding[first + query - begin] = 0;
+    }
+  }
+  for (const auto* list : {&row, &padding}) all.insert(all.end(), list->begin(), list->end());
+}
+
 /// The lists of all launches in one transfer.
-void bring_lists(std::vector<PlayedLaunch>& launches, const at::Device& device) {
+void bring_lists(std::vector<PlayedLaunch>& launches, const QueryTile& query_tile,
+                 const at::Device& device) {
+  const auto tile_of = [&](const VarlenLaunch& launch) {
+    return query_tile ? query_tile(launch) : 0;
+  };
   std::vector<int32_t> all;
   for (const PlayedLaunch& played : launches) {
     for (const auto* list :
          {&played.launch.cu_seqlens_q, &played.launch.key_starts, &played.launch.keys_used})
       all.insert(all.end(), list->begin(), list->end());
+    if (const int64_t tile = tile_of(played.launch); tile > 0) add_padded(played.launch, tile, all);
   }
   const at::Tensor brought = upload(at::tensor(all, at::kInt), device);
   int64_t begin = 0;
-  for (PlayedLaunch& played : launches) {
-    for (size_t i = 0; i < played.lists.size(); ++i) {
-      const int64_t size = played.launch.sequences() + (i < 2 ? 1 : 0);
-      played.lists[i] = brought.narrow(0, begin, size);
-      begin += size;
-    }
+  const auto next = [&](int64_t size) {
+    return brought.narrow(0, std::exchange(begin, begin + size), size);
+  };
+  for (auto& [launch, queries, gradients, queries_overlap, gradients_overlap, lists] : launches) {
+    lists[0] = next(launch.sequences() + 1);
+    lists[1] = next(launch.sequences() + 1);
+    lists[2] = next(launch.sequences());
+    const int64_t tile = tile_of(launch);
+    if (tile == 0) continue;
+    const int64_t rows = padded_rows(launch.query_rows(), launch.sequences(), tile);
+    lists[3] = next(rows);
+    lists[4] = next(rows).view(at::kFloat);
   }
 }
 
 }  // namespace
 
 TaskLaunches::Made::Made(const TaskList& list, VarlenPlan plan, std::vector<bool> aligned_in,
-                         const at::Device& device)
+                         const QueryTile& query_tile, const at::Device& device)
     : aligned(std::move(aligned_in)),
       gathered(key_runs(plan.gathered)),
       gathered_rows(plan.gathered_rows()),
@@ -103,7 +134,7 @@ TaskLaunches::Made::Made(const TaskList& list, VarlenPlan plan, std::vector<bool
     played.queries_overlap = overlap(played.queries);
     played.gradients_overlap = overlap(played.gradients);
   }
-  bring_lists(launches, device);
+  bring_lists(launches, query_tile, device);
   if (device.is_cpu()) return;
   brought = end_of(current_stream(device));
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -29,8 +30,9 @@ using kernels::VarlenLaunch;
 class VarlenPlayer {
  public:
   VarlenPlayer(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
-               TaskLaunches* launches)
-      : shape_(shape),
+               const VarlenOperator& op, TaskLaunches* launches)
+      : op_(op),
+        shape_(shape),
         type_(type),
         list_(list),
         accumulator_(kernels::accumulator_type(type)),
@@ -44,11 +46,10 @@ class VarlenPlayer {
   }
 
   void prepare(Pass pass) {
-    made_by(pass == Pass::kForward ? kernels::plan_forward_launches
-                                   : kernels::plan_backward_launches);
+    pass == Pass::kForward ? made_by(kernels::plan_forward_launches) : made_for_backward();
   }
 
-  int64_t forward(ScalarType o_type, const VarlenOperator& op) {
+  int64_t forward(ScalarType o_type) {
     const Made& made = made_by(kernels::plan_forward_launches);
     fill_rows_without_keys(made, o_type);
     ScratchTensors scratch(cuda_device_);
@@ -66,9 +67,13 @@ class VarlenPlayer {
     for (size_t i = 0; i < q.size(); ++i) {
       const PlayedLaunch& played = made.launches[i];
       const Keys keys = keys_of(played.launch, gathered);
-      const auto [o, lse] = op.forward(played.launch, played.lists, q[i], keys.k, keys.v);
+      at::Tensor place;  // where the operator may write O
+      if (o_type == type_ && lie_in_place(played.queries, &QueryBuffer::o))
+        place = queries(played.queries[0], &QueryBuffer::o, type_, shape_.head_dim_v);
+      const auto [o, lse] = op_.forward(played.launch, played.lists, q[i], keys.k, keys.v, place);
       results.push_back(o);
       for (const Run& run : played.queries) {
+        if (o.is_same(place)) break;
         moves_.copy(queries(run, &QueryBuffer::o, o_type, shape_.head_dim_v),
                     rows_at(o, run.row, run.tokens));
       }
@@ -78,8 +83,8 @@ class VarlenPlayer {
     return moves_.copied_bytes();
   }
 
-  int64_t backward(const VarlenOperator& op) {
-    const Made& made = made_by(kernels::plan_backward_launches);
+  int64_t backward() {
+    const Made& made = made_for_backward();
     const size_t count = made.launches.size();
     ScratchTensors scratch(cuda_device_);
     Keys gathered;
@@ -100,15 +105,21 @@ class VarlenPlayer {
     }
     pack_gradients(made, of_o);
     moves_.play();
-    if (count > 0) aten_output_from_delta(of_o.d_o, of_o.delta, of_o.o);
+    if (of_o.o.defined()) aten_output_from_delta(of_o.d_o, of_o.delta, of_o.o);
     int64_t first = 0;  // row of the launch, among those of all
     for (size_t i = 0; i < count; ++i) {
       const PlayedLaunch& played = made.launches[i];
       const Keys keys = keys_of(played.launch, gathered);
       const int64_t rows = played.launch.query_rows();
-      const auto gradients = op.backward(
-          played.launch, played.lists, q[i], keys.k, keys.v, rows_at(of_o.d_o, first, rows),
-          rows_at(of_o.o, first, rows), heads_first(lse[i]).contiguous());
+      OutputGradient gradient{.d_o = rows_at(of_o.d_o, first, rows),
+                              .lse = heads_first(lse[i]).contiguous()};
+      if (takes_delta(played)) {
+        gradient.delta = heads_first(rows_at(of_o.delta, first, rows));
+      } else {
+        gradient.o = rows_at(of_o.o, first, rows);
+      }
+      const auto gradients =
+          op_.backward(played.launch, played.lists, q[i], keys.k, keys.v, gradient);
       add(played, gradients);
       first += rows;
     }
@@ -120,24 +131,30 @@ class VarlenPlayer {
   struct Keys {
     at::Tensor k, v;
   };
-  /// dO, delta and O of all launches, one after another.
+  /// dO, delta and, if an operator asks for it, O of all launches, one after another.
   struct Gradients {
     at::Tensor d_o, delta, o;
   };
 
   template <typename Plan>
-  const Made& made_by(const Plan& plan) {
+  const Made& made_by(const Plan& plan, const QueryTile& query_tile = nullptr) {
     std::vector<bool> aligned = kernels::aligned_keys(type_, list_);
     std::unique_ptr<Made>& made = launches_.made_;
     if (!made || made->aligned != aligned) {
-      made = std::make_unique<Made>(list_, plan(type_, list_, kernels::LaunchLimits()),
-                                    std::move(aligned), device_);
+      made = std::make_unique<Made>(list_, plan(type_, list_, op_.limits()), std::move(aligned),
+                                    query_tile, device_);
       ++launches_.times_made_;
     } else {
       made->follow(device_);
     }
     return *made;
   }
+
+  const Made& made_for_backward() {
+    return made_by(kernels::plan_backward_launches,
+                   [this](const VarlenLaunch& launch) { return op_.query_tile(launch); });
+  }
+  static bool takes_delta(const PlayedLaunch& played) { return played.lists[3].defined(); }
 
   // --- rows where they lie
   at::Tensor tensor(const Rows& rows, ScalarType scalar, int64_t from, int64_t tokens,
@@ -209,7 +226,7 @@ class VarlenPlayer {
     for (const PlayedLaunch& played : made.launches) rows += played.launch.query_rows();
     if (rows == 0) return;
     const std::array<int64_t, 3> sizes = {rows, shape_.num_heads, shape_.head_dim_v};
-    scratch.want(of_o.o, type_, sizes);
+    if (!std::ranges::all_of(made.launches, takes_delta)) scratch.want(of_o.o, type_, sizes);
     if (gradients_lie_in_place(made)) {
       const Run& run = made.launches[0].queries[0];
       of_o.d_o = queries(run, &QueryBuffer::d_o, type_, shape_.head_dim_v);
@@ -297,6 +314,7 @@ class VarlenPlayer {
     }
   }
 
+  const VarlenOperator& op_;
   Shape shape_;
   ScalarType type_;
   const TaskList& list_;
@@ -311,23 +329,23 @@ class VarlenPlayer {
 };
 
 void varlen_prepare(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
-                    Pass pass, TaskLaunches* launches) {
+                    const VarlenOperator& op, Pass pass, TaskLaunches* launches) {
   if (list.tasks.empty()) return;
-  VarlenPlayer(shape, type, list, cuda_device, launches).prepare(pass);
+  VarlenPlayer(shape, type, list, cuda_device, op, launches).prepare(pass);
 }
 
 int64_t varlen_forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
                        int cuda_device, const VarlenOperator& op, TaskLaunches* launches) {
   kernels::check_forward(shape, type, o_type, list);
   if (list.tasks.empty()) return 0;
-  return VarlenPlayer(shape, type, list, cuda_device, launches).forward(o_type, op);
+  return VarlenPlayer(shape, type, list, cuda_device, op, launches).forward(o_type);
 }
 
 int64_t varlen_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
                         const VarlenOperator& op, TaskLaunches* launches) {
   kernels::check_backward(shape, list);
   if (list.tasks.empty()) return 0;
-  return VarlenPlayer(shape, type, list, cuda_device, launches).backward(op);
+  return VarlenPlayer(shape, type, list, cuda_device, op, launches).backward();
 }
 
 void aten_output_from_delta(const at::Tensor& d_o, const at::Tensor& delta, at::Tensor o) {

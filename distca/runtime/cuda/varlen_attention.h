@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "distca/base/integers.h"
 #include "distca/cost/pass.h"
 #include "distca/kernels/attention.h"
 #include "distca/kernels/varlen_launches.h"
@@ -25,32 +26,52 @@ namespace distca {
 
 class TaskLaunches;
 
-/// cu_seqlens_q, key_starts and keys_used of a launch where the operator reads them.
-using LaunchLists = std::array<at::Tensor, 3>;
+/// Lists of a launch where the operator reads them: cu_seqlens_q, key_starts and keys_used, int32;
+/// and in backward, where query_tile() is not 0, int32 [padded rows] the query of each padded row
+/// (any one in padding), and fp32 [padded rows] infinity in padding, else 0.
+using LaunchLists = std::array<at::Tensor, 5>;
+
+/// The part of the output that backward reads: dO [query rows, H, E] in the type of q, LSE [H,
+/// query rows], contiguous, and either delta [H, query rows] or, for an operator that asks for it
+/// instead, any O whose row sum with dO is delta. The other is undefined.
+struct OutputGradient {
+  at::Tensor d_o, lse, delta, o;
+};
 
 /// An operator that computes one launch at a time. It is given q [query rows, H, D],
 /// k [key rows, G, D] and v [key rows, G, E] of the launch.
 class VarlenOperator {
  public:
   virtual ~VarlenOperator() = default;
+  /// Limits of its launches.
+  virtual kernels::LaunchLimits limits() const { return {}; }
+  /// Rows of a block of queries in backward, if it takes delta: the padded rows of a sequence begin
+  /// at a block, those of sequence b at round_down(cu_seqlens_q[b] + b * tile, tile), of
+  /// padded_rows() in all. 0 if it asks for O.
+  virtual int64_t query_tile(const kernels::VarlenLaunch&) const { return 0; }
   /// Returns O [query rows, H, E] in the type of q, and LSE [H, query rows] in the accumulator's
-  /// type.
+  /// type. `place`, if defined, is where O belongs; an operator that can write there returns it.
   virtual std::pair<at::Tensor, at::Tensor> forward(const kernels::VarlenLaunch& launch,
                                                     const LaunchLists& lists, const at::Tensor& q,
-                                                    const at::Tensor& k,
-                                                    const at::Tensor& v) const = 0;
+                                                    const at::Tensor& k, const at::Tensor& v,
+                                                    const at::Tensor& place) const = 0;
   /// Returns dQ, dK and dV in the shapes of q, k and v, written where a sequence of the launch has
-  /// rows. `o` is any O whose row sum with d_o is delta. `lse` [H, query rows] is contiguous.
+  /// rows.
   virtual std::array<at::Tensor, 3> backward(const kernels::VarlenLaunch& launch,
                                              const LaunchLists& lists, const at::Tensor& q,
                                              const at::Tensor& k, const at::Tensor& v,
-                                             const at::Tensor& d_o, const at::Tensor& o,
-                                             const at::Tensor& lse) const = 0;
+                                             const OutputGradient& of_o) const = 0;
 };
+
+/// Rows of so many sequences that have this many rows together, if each begins at a block of
+/// `tile`.
+constexpr int64_t padded_rows(int64_t rows, int64_t sequences, int64_t tile) {
+  return round_down(rows + tile * (sequences + 1) - 1, tile);
+}
 
 /// Makes the launches of one pass, for the calls that get them.
 void varlen_prepare(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
-                    int cuda_device, Pass pass, TaskLaunches* launches);
+                    int cuda_device, const VarlenOperator& op, Pass pass, TaskLaunches* launches);
 /// Computes O and LSE. The keys of every task must be consecutive. `cuda_device` says where all
 /// pointers live; -1 is the CPU. Returns the bytes that were copied: gathered keys, packed rows,
 /// and O and LSE that were put where they belong. `launches` are those of earlier calls with the
