@@ -7,7 +7,7 @@ HARNESS_SECONDS ?= 3600
 HARNESS ?= damaged_files kills resume_chains
 BUILD = scripts/build.sh release -j $(JOBS)
 .DEFAULT_GOAL := help
-.PHONY: help setup test-setup build demo test test-full test-python test-matrix wheels sanitize sanitize-build tsan fuzz harness core determinism arm check-cuda format check pictures bundle clean
+.PHONY: help setup test-setup build demo test test-full test-python test-matrix wheels sanitize sanitize-build tsan fuzz harness core determinism arm check-cuda check-kernels format check pictures bundle clean
 
 help:            ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ wheels:          ## an sdist, and one wheel for all versions of PyTorch, tried w
 
 check-cuda:      ## compile what includes PyTorch against the oldest and newest that was tried, as on a GPU (downloads wheels)
 	@JOBS=$(JOBS) scripts/check_cuda.py
+
+check-kernels:   ## compile FlashAttention 4's kernels, load and call them against a stand-in of CUDA (downloads packages)
+	@scripts/check_kernels.sh
 
 format:          ## clang-format every source in place
 	@git ls-files -co --exclude-standard '*.h' '*.cc' | xargs clang-format -i
