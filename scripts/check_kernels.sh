@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compiles FlashAttention 4's kernels for Hopper with what pip brings, without a GPU, and loads and calls each of them
 # against a stand-in of CUDA's run-time library (check_kernels.py). The packages (1 GB) come into build/kernels, beside the
-# PyTorch of .venv. Takes a minute behind the download.
+# PyTorch of .venv. Each of the four sets of kernels takes about a minute, behind the download.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import torch
 
-from distca._kernels import INSTALL
+from distca._kernels import HEAD_DIMS, INSTALL
 from distca._ops import ops
-
-_HEAD_DIMS = (64, 128)
 
 
 def why_not(q, k, v) -> str:
@@ -40,7 +38,7 @@ def _is_importable() -> bool:
 def _why_not(head_dim, dtype, heads_of_a_key_head, capability, head_dim_v) -> str:
     if capability != (9, 0):
         return f"kernel = 'fa4' is for Hopper (sm_90), and the device is sm_{capability[0]}{capability[1]}"
-    if head_dim not in _HEAD_DIMS or head_dim_v != head_dim:
+    if str(head_dim) not in HEAD_DIMS or head_dim_v != head_dim:
         return f"kernel = 'fa4' computes head_dim 64 or 128, the same of q, k and v, not {head_dim} and {head_dim_v}"
     folder = _folder(head_dim, dtype, heads_of_a_key_head)
     if (folder / "manifest.json").is_file() or _is_importable():

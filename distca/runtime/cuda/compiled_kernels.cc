@@ -238,6 +238,9 @@ FoundKernels find_compiled_kernels(const kernels::Shape& shape, ScalarType type,
   const std::filesystem::path folder = compiled_kernels_folder(shape.head_dim_qk, type, group);
   std::error_code denied;
   if (!std::filesystem::exists(folder, denied)) {
+    if (shape.head_dim_qk != 64 && shape.head_dim_qk != 128)
+      return {.reason = fmt::format("it has kernels for heads of 64 and 128, not of {}",
+                                    shape.head_dim_qk)};
     return {.reason = fmt::format("there is no {}, as distca kernels build --head-dim {} "
                                   "--qheads-per-kvhead {} makes it",
                                   folder.string(), shape.head_dim_qk, group)};

@@ -200,8 +200,11 @@ TEST_F(Flash4Test, kernels_are_found_by_their_shape_or_it_is_said_why_not) {
   kernels::Shape other_heads = shape;
   other_heads.num_kv_heads = 1;
   EXPECT_THAT(find_compiled_kernels(other_heads, kType, kCpu).reason,
-              AllOf(HasSubstr("there is no "), HasSubstr("fa4-sm_90-d16-bfloat16-g4"),
-                    HasSubstr("distca kernels build --head-dim 16 --qheads-per-kvhead 4")));
+              HasSubstr("for heads of 64 and 128, not of 16"));
+  other_heads.head_dim_qk = other_heads.head_dim_v = 64;
+  EXPECT_THAT(find_compiled_kernels(other_heads, kType, kCpu).reason,
+              AllOf(HasSubstr("there is no "), HasSubstr("fa4-sm_90-d64-bfloat16-g4"),
+                    HasSubstr("distca kernels build --head-dim 64 --qheads-per-kvhead 4")));
   const FoundKernels found = find_compiled_kernels(shape, kType, kCpu);
   ASSERT_NE(found.kernels, nullptr) << found.reason;
   // Stand-ins are for no device, and it is said what the kernels are for.
