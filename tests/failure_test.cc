@@ -144,35 +144,46 @@ class HeldThread {
     int64_t waits = 0;        // how often it has given the processor up by itself
   };
 
-  /// Traces the thread until the process ends, because its tracer has to wait for its end.
+  /// Traces the thread until the process ends, because its tracer has to wait for its end. How long
+  /// a rank computes without a wait depends on the machine, so that is found by trying.
   void hold() {
     held_ = ptrace(PTRACE_SEIZE, process_, nullptr, nullptr) == 0;
-    while (held_ && !stops_in_computing()) {
-      ptrace(PTRACE_CONT, process_, nullptr, nullptr);
+    for (double seconds = 0.002; held_;) {
+      if (!computes_for(seconds)) {
+        seconds /= 2;
+      } else if (stops_in_computing()) {
+        break;
+      } else {
+        seconds *= 2;
+        ptrace(PTRACE_CONT, process_, nullptr, nullptr);
+      }
     }
     tried_.set_value();
     for (int status = 0; held_ && waitpid(process_, &status, __WALL) == process_;)
       held_ = !WIFEXITED(status) && !WIFSIGNALED(status);
   }
-  /// Stops the thread after 2 ms of computing in which it has waited for nothing. Returns true if
-  /// it was still computing then, or has ended. A wait for another rank is outside of system calls
-  /// only for moments, but may be stopped in them.
-  bool stops_in_computing() const {
-    Computed before = computed();
-    wait_until(
+  /// Returns whether the thread, within half a second, has computed this long and waited for
+  /// nothing. An ended process has.
+  bool computes_for(double seconds) {
+    since_ = computed();
+    return wait_until(
         [&] {
           const Computed now = computed();
-          if (now.waits != before.waits) before = now;
-          return now.nanoseconds >= before.nanoseconds + 2'000'000;
+          if (now.waits != since_.waits) since_ = now;
+          return now.nanoseconds >= since_.nanoseconds + static_cast<int64_t>(seconds * 1e9);
         },
-        kPatience, 3e-4);
+        0.5, 1e-4);
+  }
+  /// Stops the thread. Returns true if it was still computing then, or has ended. A wait for
+  /// another rank is outside of system calls only for moments, but may be stopped in them.
+  bool stops_in_computing() const {
     int status = 0;
     ptrace(PTRACE_INTERRUPT, process_, nullptr, nullptr);
     if (waitpid(process_, &status, __WALL) != process_ || !WIFSTOPPED(status)) return true;
     std::ifstream call(fmt::format("/proc/{}/syscall", process_));
     int64_t number = -1;
     call >> number;
-    return number == -1 && computed().waits <= before.waits + 1;  // the stop counts as one
+    return number == -1 && computed().waits <= since_.waits + 1;  // the stop counts as one
   }
   Computed computed() const {
     Computed computed;
@@ -184,6 +195,7 @@ class HeldThread {
   }
 
   const pid_t process_;
+  Computed since_;  // at the end of its latest wait
   std::atomic<bool> held_ = false;
   std::promise<void> tried_;
   std::thread holder_;
