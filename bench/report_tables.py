@@ -214,44 +214,6 @@ def sample_table(out, head, plans, judge, judge_shares):
 
 # --- the others
 
-FILL_TICKS = """\
-Plans of the ticks of a pipeline in which only the first stages work, for Llama-8B, one of 8 tensor-parallel ranks, bf16.
-Each row is the worst, figure by figure, of all numbers of working stages, of {sampled} pipelines where nano-batches are
-sampled, and of all shares of attention where whole work is evened. send, receive: the largest of any rank, Q, K, V of one
-layer step in MiB; / normal: over those of the tick in which all stages work, planned by default. length: over the least
-possible with whole work evened. Layouts are those of one stage alone. exact, 5 %: may take 5 % longer than the least
-length; otherwise 2 %. spread everywhere: the layouts and the normal ticks, too. Times: processor time, best of {rounds};
-of plans that take 50 ms and more, once."""
-
-
-def fill_ticks(out, head, lines):
-    out.say(FILL_TICKS.format_map(head) + "\n")
-    ticks = of(lines, "tick")
-    place = lambda t: (t["of"], t["servers"], t["stages"])
-    normal = {place(t): t for t in ticks if t["working"] == t["stages"] and t["way"] == "exact" and not t["attention_share"]}
-    groups = {}
-    for t in ticks:
-        for way in ("send", "receive"):
-            t[way] = t[f"max_{way}_bytes"] / max(1, normal[place(t)][f"max_{way}_bytes"])
-        evened = "whole" if t["attention_share"] else "attention"
-        name = t["way"] if t["working"] < t["stages"] else f"all work, {t['way']}"
-        groups.setdefault((t["of"].rstrip("0123456789") if t["sampled"] else t["of"], t["stages"], t["servers"], evened, name),
-                          []).append(t)
-    rows = []
-    for (batch, stages, servers, evened, name), group in groups.items():
-        worst = {key: max(t[key] for t in group) for key in ("send", "receive", "max_send_bytes", "max_receive_bytes",
-                                                             "over_least", "plan_ms")}
-        facts = {"way": name, "stages": stages, "ranks": servers * stages, "sampled": group[0]["sampled"], "evened": evened}
-        verdicts = [out.judge_exact(figure, reached, **facts) for figure, reached in (
-            ("largest_send", worst["send"]), ("over_least", worst["over_least"]), ("plan_ms", worst["plan_ms"]),
-            ("violations", sum(t["violations"] for t in group)))]
-        missed = ", ".join(v["figure"] for v in verdicts if v and v["verdict"] == "missed")
-        rows.append(f"{batch}|{stages} x {servers}|{evened}|{name}|{mib(worst['max_send_bytes'])}|{worst['send']:.2f}|"
-                    f"{mib(worst['max_receive_bytes'])}|{worst['receive']:.2f}|{worst['over_least']:.3f}|"
-                    f"{worst['plan_ms']:.1f}|{missed or '-'}")
-    out.table("nano-batches|stages x servers|evened|planned|send|/ normal|receive|/ normal|length|plan ms|missed", rows)
-
-
 def cuda_attention(out, head, lines):
     out.say("{device}, kernel {kernel}, heads {heads}:{kv_heads}, head_dim {head_dim}, bf16; TFLOP/s, medians of {rounds} "
             "rounds\n".format_map({"kernel": "aten"} | head))

@@ -287,10 +287,15 @@ class Transformers(unittest.TestCase):
         self.assertEqual(self.verdicts(2, 1, rival_mib=99), (2, 1))
 
 
-def tick(working, send, **others):
-    return {"line": "tick", "of": "a", "sampled": False, "servers": 8, "stages": 2, "working": working,
-            "attention_share": 0, "way": "exact", "max_send_bytes": send, "max_receive_bytes": 1, "over_least": 1,
-            "plan_ms": 1, "violations": 0} | others
+def hidden_messages(left):
+    """The lines of bench/counter_phase where counter-phase leaves this share of what messages have a step wait for."""
+    head = dict.fromkeys(("machine", "date", "commit", "build", "compiler", "torch", "layers", "tokens", "hidden",
+                          "attention_ms", "linear_ms"), "x")
+    steps = {"in turn": 2, "in turn, one byte": 1, "counter-phase": 1 + left, "counter-phase again": 1 + left,
+             "counter-phase, one byte": 1}
+    return [{"line": "header", "bench": "counter_phase"} | head,
+            {"line": "setting", "wire_bytes_per_s": 25e6, "wire_s": 1, "busy_s": 1},
+            *[{"line": "round", "step_s": steps}] * ROUNDS]
 
 
 class Program(unittest.TestCase):
@@ -305,35 +310,17 @@ class Program(unittest.TestCase):
             self.kept = sorted(os.listdir(folder))
             return code, said.getvalue()
 
-    def test_fill_ticks_are_held_against_the_tick_in_which_all_stages_work(self):
-        def missed(*ticks):
-            out = Report("fill_ticks", False)
-            report_tables.fill_ticks(out, {"rounds": 1, "sampled": 1}, [tick(2, 100), *ticks])
-            return out.verdicts["missed"]
-
-        self.assertEqual(missed(tick(1, 250)), 0)
-        self.assertEqual(missed(tick(1, 251)), 1)
-        self.assertEqual(missed(tick(1, 251, sampled=True)), 0)
-        self.assertEqual(missed(tick(1, 121, way="spread")), 1)
-        self.assertEqual(missed(tick(1, 1, plan_ms=21)), 1)
-        self.assertEqual(missed(tick(1, 1, over_least=1.04)), 0)  # attention alone is evened
-        self.assertEqual(missed(tick(1, 1, over_least=1.04, attention_share=0.5)), 1)
-        self.assertEqual(missed(tick(1, 1, violations=1)), 1)
-
-    def ticks(self, violations):
-        head = dict.fromkeys(("machine", "date", "commit", "build", "compiler", "torch"), "x")
-        lines = [{"line": "header", "bench": "fill_ticks", "rounds": 1, "sampled": 1, **head},
-                 tick(2, 100), tick(1, 1, violations=violations)]
-        return "cat <<'E'\n" + "\n".join(map(json.dumps, lines)) + "\nE"
+    def program(self, left):
+        return "cat <<'E'\n" + "\n".join(map(json.dumps, hidden_messages(left))) + "\nE"
 
     def test_the_exit_code_is_0_or_1_by_the_bars_and_else_the_programs_own(self):
-        self.assertEqual(self.run_report(self.ticks(0))[0], 0)
-        self.assertEqual(self.run_report(self.ticks(1))[0], 1)
-        self.assertEqual(self.run_report(self.ticks(1) + "\nexit 77"), (77, ""))
+        self.assertEqual(self.run_report(self.program(0.3))[0], 0)
+        self.assertEqual(self.run_report(self.program(0.4))[0], 1)
+        self.assertEqual(self.run_report(self.program(0.4) + "\nexit 77"), (77, ""))
         self.assertEqual(self.run_report("kill -9 $$")[0], 137)
 
     def test_out_keeps_the_lines_of_a_run_that_came_to_its_end(self):
-        self.run_report(self.ticks(0), "--out", "{folder}/kept.jsonl")
+        self.run_report(self.program(0.3), "--out", "{folder}/kept.jsonl")
         self.assertEqual(self.kept, ["kept.jsonl", "program"])
         self.run_report("exit 2", "--out", "{folder}/kept.jsonl")
         self.assertNotIn("kept.jsonl", self.kept)

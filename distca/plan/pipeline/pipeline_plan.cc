@@ -138,7 +138,7 @@ Shares shares_that_stay(const PipelineRequest& request, std::span<const int> nan
 }
 
 Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
-                 const OtherWork& other_work, std::optional<int64_t> fill_tolerance_ppm) {
+                 const OtherWork& other_work, std::optional<int64_t> fill_tolerance_ppm = {}) {
   const std::optional<int64_t> own = asked_tolerance_ppm(request);
   if (!request.capacity.empty()) return {.capacity = request.capacity, .tolerance_ppm = own};
   // One stage shares its plans between the passes.
@@ -210,7 +210,7 @@ bool is_weighed(const PipelineRequest& request, std::span<const int> nano_batche
                 const OtherWork& other_work) {
   return (request.bytes_per_us > 0 || lets_weights_wait(request)) &&
          is_fill(nano_batches, other_work) && other_work.nano_batches.empty() &&
-         request.capacity.empty() && !request.speeds.empty() && !request.fill_tolerance_ppm;
+         request.capacity.empty() && !request.speeds.empty();
 }
 
 /// Tries tolerances of one slot, and keeps the plan with which it is predicted to be over first.
@@ -275,7 +275,7 @@ Plan plan_of_slot(const PipelineRequest& request, std::span<const int> nano_batc
   if (is_weighed(request, nano_batches, other_work))
     return weighed_plan(request, nano_batches, pass, other_work);
   return slot_plan(request, nano_batches, other_work,
-                   shares_of(request, nano_batches, pass, other_work, request.fill_tolerance_ppm));
+                   shares_of(request, nano_batches, pass, other_work));
 }
 
 class Planner {
@@ -333,8 +333,7 @@ class Planner {
       for (const auto& of_slot : {other_work.weights, other_work.partner_weights})
         asked.weights.insert(asked.weights.end(), of_slot.begin(), of_slot.end());
     } else {
-      asked.shares =
-          shares_of(request_, asked.nano_batches, pass, other_work, request_.fill_tolerance_ppm);
+      asked.shares = shares_of(request_, asked.nano_batches, pass, other_work);
     }
     const auto known = std::ranges::find(asked_, asked);
     if (known != asked_.end()) return static_cast<int>(known - asked_.begin());

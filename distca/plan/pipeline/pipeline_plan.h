@@ -70,12 +70,9 @@ struct PipelineRequest {
   std::vector<Layout> homes;
   AttentionShape shape;
   PlanOptions options;
+  /// A fill tick may last longer than its least length by as much as a server may exceed its share
+  /// in other ticks, unless it is weighed.
   FillTicks fill_ticks = FillTicks::kExact;
-  /// By how much a fill tick may last longer than its least length, in millionths. Not set: as much
-  /// as a server may exceed its share in other ticks or, where `bytes_per_us` is given or weight
-  /// gradients may wait, what is weighed. More of it takes less from the stages at work, and moves
-  /// fewer bytes.
-  std::optional<int64_t> fill_tolerance_ppm = {};
   /// The bandwidth of one rank's sends, by which fill ticks are weighed: where the exchanges of a
   /// slot would make its tick longer (SlotTime), stages at work keep more, as long as the tick gets
   /// shorter by it. 0 means unknown: then exchanges take no time, and ticks are weighed only where
