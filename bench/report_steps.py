@@ -172,7 +172,7 @@ def counter_phase(out, head, lines):
             f"{figure.bar:.2f}, A/A {figure.control.text()}: {out.judge(figure)}")
 
 
-# --- training and uneven: whole steps
+# --- training: whole steps
 
 DOTS = " .. "
 
@@ -246,65 +246,6 @@ def training_source(out, head, peak, lines):
     above, itself = (f"{100 * e.median:+.2f} ({e.text(2, DOTS, 100, '+')})" for e in (idle.reached, idle.control))
     out.say(f"Idle, ours less equal documents, in points: {above}; ours less ours again: {itself}; bar {100 * idle.bar:.0f}: "
             f"{out.judge(idle)}")
-
-
-MACHINES, MACHINES_LEFT = 2, 1.5
-
-
-def splits_of(lines):
-    """name -> figure -> [round]; the undisturbed one first, the fixed ones in their order."""
-    rounds = of(lines, "round")
-    fixed = sorted(name for name in rounds[0]["splits"] if name.startswith("fixed"))
-    return {name: {key: [line["splits"][name][key] for line in rounds] for key in rounds[0]["splits"][name]}
-            for name in ("even, undisturbed", "even again", "even", *fixed, "re-weighted", "re-weighted again")}
-
-
-def best_fixed(splits):
-    """The one with the lowest median; the even split is one of them."""
-    return min((name for name in splits if name == "even" or name.startswith("fixed")),
-               key=lambda name: median(splits[name]["seconds"]))
-
-
-def reweighted_figure(out, splits):
-    best, once, again = (splits[name]["seconds"] for name in (best_fixed(splits), "re-weighted", "re-weighted again"))
-    return figure_of(quotient(best, once), quotient(best, again), out.bar("re_weighted"))
-
-
-def ideal_seconds(undisturbed):
-    """Of the same work on what is left of the machines."""
-    return [seconds * MACHINES / MACHINES_LEFT for seconds in undisturbed]
-
-
-def uneven(out, head, lines):
-    splits, (speeds,) = splits_of(lines), of(lines, "speeds")
-    seconds = {name: split["seconds"] for name, split in splits.items()}
-    best, ideal = best_fixed(splits), ideal_seconds(seconds["even, undisturbed"])
-    out.say(f"2 workers, a core each, overlap {head['overlap']}; the second one at half speed by a control group's quota; "
-            f"{head['rounds']} rounds, medians with 95 % intervals\n")
-    rows = []
-    for name, split in splits.items():
-        of_best, of_ideal = ratio(seconds[name], seconds[best]), ratio(seconds[name], ideal)
-        shares = "|".join(f"{median(split[key]):.3f}" for key in ("fast_share", "fast_waits", "slow_waits", "taken_share"))
-        rows.append(f"{name}|{shares}|{ms(median(seconds[name]))}|{of_best.median:.3f}|{of_best.text(to=DOTS)}|"
-                    f"{of_ideal.median:.3f}|{of_ideal.text(to=DOTS)}")
-    out.table("split of core attention|fast worker's share|it waits|slow one waits|not given of its core|step ms|"
-              "/ best fixed|95 % interval|/ ideal|95 % interval", rows)
-    out.say(f"\nideal: the undisturbed step's work on {MACHINES_LEFT} of {MACHINES} machines, {ms(median(ideal))} ms")
-    usual, slow = (speeds[name].get("attention_ps_per_kload", []) for name in ("undisturbed", "re-weighted"))
-    for name, attends in (("undisturbed", usual), ("re-weighted", slow)):
-        for rank, (linear, attend) in enumerate(zip(speeds[name].get("linear_ps_per_token", []), attends)):
-            out.say(f"measured speed {name}, rank {rank}: {linear:,} ps a token of linear work, {attend:,} ps a thousand pairs")
-    for rank, (now, before) in enumerate(zip(slow, usual)):
-        out.say(f"a pair takes rank {rank} {now / before:.2f} times as long as undisturbed")
-    out.say(f"predicted for half the undisturbed speed: fast worker's share {speeds['share_by_half_speed']:.3f}")
-    for what, left, right in (("before / after re-weighting", "even", "re-weighted"),
-                              ("even against itself", "even", "even again"),
-                              ("re-weighted against itself", "re-weighted", "re-weighted again")):
-        found = ratio(seconds[left], seconds[right])
-        out.say(f"{what}: {found.median:.3f} ({found.text(to=DOTS)})")
-    figure = reweighted_figure(out, splits)
-    out.say(f"best fixed split ({best}) / re-weighted: {figure.reached.median:.3f} ({figure.reached.text(to=DOTS)}), bar "
-            f"{figure.bar:.3f}, control {figure.control.text(to=DOTS)}: {out.judge(figure)}")
 
 
 TRANSFORMERS = """\

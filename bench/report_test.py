@@ -247,18 +247,6 @@ class Steps(unittest.TestCase):
             figure, found = report_steps.times_ours(about(rival), about(1.0), about(again))
             self.assertEqual((figure.reached.median, found), (rival, conclusion))
 
-    def test_less_speed_takes_longer_in_proportion(self):
-        self.assertEqual(report_steps.ideal_seconds([3, 6]), [4, 8])
-
-    def test_the_best_fixed_split_has_the_lowest_median_and_re_weighting_may_take_a_twentieth_longer(self):
-        splits = {"even": {"seconds": [1, 5, 6]}, "fixed 55:45": {"seconds": [4, 4, 100]}, "re-weighted": {"seconds": [1]}}
-        self.assertEqual(report_steps.best_fixed(splits), "fixed 55:45")
-        rounds = [1 + 0.1 * i for i in range(ROUNDS)]
-        for slower, verdict in ((1, "reached"), (1.04, "reached"), (1.06, "missed")):
-            split = {"seconds": [slower * seconds for seconds in rounds]}
-            splits = {"even": {"seconds": rounds}, "re-weighted": split, "re-weighted again": split}
-            self.assertEqual(report_steps.reweighted_figure(Report("uneven"), splits).verdict(), verdict)
-
 
 class Transformers(unittest.TestCase):
     def verdicts(self, plain_attention, plain_rest, rival_mib=110):

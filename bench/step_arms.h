@@ -28,12 +28,6 @@ class StepPlayer {
 
   /// Its index.
   size_t add(const StepArm& arm);
-  /// Changes hold from its next step on, except changes of `step`.
-  StepArm& arm(size_t index) { return arms_.at(index).arm; }
-  /// Does for this arm's steps what Step::set_recorder does.
-  void set_recorder(size_t arm, TraceRecorder* recorder) {
-    arms_.at(arm).step->set_recorder(recorder);
-  }
   const Llama& llama() const { return llama_; }
 
   /// Plans the batch and meets the others, neither of which counts, then plays forward, backward,

@@ -14,7 +14,6 @@ PlanRequest request_of(const StepArm& arm, const LlamaConfig& model,
                       .cluster = Cluster::in_place(num_workers),
                       .shape = model.shape().attention,
                       .options = arm.plan};
-  if (!arm.capacity.empty()) request.cluster.capacity = arm.capacity;
   request.cluster.max_tokens_per_worker = arm.max_tokens_per_worker;
   request.profile = arm.profile;
   return request;

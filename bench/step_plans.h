@@ -23,9 +23,8 @@ struct StepArm {
   /// plan.tolerance = auto: chosen by predicted time (plan/choose_tolerance.h), not by `plan`.
   std::optional<LayerTimeOptions> weighed = {};
   StepOptions step;
-  bool one_nano_batch = false;         // a batch's documents are planned and played together
-  int64_t max_tokens_per_worker = 0;   // cap for one nano-batch. 0 means no cap.
-  std::vector<int64_t> capacity = {};  // [workers] integers. Empty means all alike.
+  bool one_nano_batch = false;        // a batch's documents are planned and played together
+  int64_t max_tokens_per_worker = 0;  // cap for one nano-batch. 0 means no cap.
   std::shared_ptr<const AttentionProfile> profile = {};  // without it, load is counted in pairs
 };
 

@@ -31,12 +31,6 @@ std::string_view overlap_name(Overlap overlap) {
   return std::ranges::find(kOverlaps, overlap, &OverlapName::overlap)->name;
 }
 
-std::vector<std::string> overlap_names() {
-  std::vector<std::string> names;
-  for (const OverlapName& known : kOverlaps) names.emplace_back(known.name);
-  return names;
-}
-
 OverlapModel overlap_model_of(Overlap overlap, int64_t nano_batches) {
   switch (overlap) {
     case Overlap::kNone:

@@ -63,7 +63,6 @@ inline constexpr std::array<OverlapName, 3> kOverlaps{{
 /// The mode with this name of kOverlaps. Any other name is a CHECK.
 Overlap overlap_of(std::string_view name);
 std::string_view overlap_name(Overlap overlap);
-std::vector<std::string> overlap_names();
 /// The planner's view of what exchanges run under in this mode, for steps of `nano_batches`
 /// nano-batches (plan/layer_time.h).
 OverlapModel overlap_model_of(Overlap overlap, int64_t nano_batches = 2);
