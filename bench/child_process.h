@@ -18,7 +18,6 @@ class ChildProcess {
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
-  pid_t pid() const { return pid_; }
   /// Throws Error(kIo) when it has ended.
   void write_line(const std::string& line);
   /// Its next line, without the newline. Throws Error(kIo) when it has ended, or says nothing in

@@ -2,8 +2,7 @@
 
 from statistics import median
 
-from report_figures import (Figure, bar_of, difference, estimate, figure_of, groups, mib, model_text, ms, of, quotient,
-                            ratio)
+from report_figures import (Figure, bar_of, difference, estimate, figure_of, groups, model_text, ms, of, quotient, ratio)
 
 # --- overlap
 
@@ -246,54 +245,3 @@ def training_source(out, head, peak, lines):
     above, itself = (f"{100 * e.median:+.2f} ({e.text(2, DOTS, 100, '+')})" for e in (idle.reached, idle.control))
     out.say(f"Idle, ours less equal documents, in points: {above}; ours less ours again: {itself}; bar {100 * idle.bar:.0f}: "
             f"{out.judge(idle)}")
-
-
-TRANSFORMERS = """\
-One worker of {threads} thread beside a LlamaForCausalLM of transformers {transformers} on PyTorch {torch}, in turns on the same
-batches: weights from the same file, scaled_dot_product_attention a document, AdamW(fused=True).
-{nano_batches} x {nano_batch_tokens:,} tokens a step, {model_text}; {kernel}; {rounds} rounds.
-ms: medians of {clock}. Ratios: plain PyTorch's time over ours, median over interleaved rounds with its 95 % interval; A/A:
-the same ratio against itself, both measured twice in a round. optimizer: zeroing, summing and clipping of gradients, update.
-"""
-
-
-# Forward and backward together.
-STEP_PARTS = ("embed", "pre_attention", "post_attention", "loss", "optimizer")
-
-
-def transformers(out, head, lines):
-    out.say(TRANSFORMERS.format_map(head | head["rival"] | {
-        "model_text": model_text(head), "clock": "processor time" if head["threads"] == 1 else "elapsed time"}))
-    for check in of(lines, "rival_check"):
-        out.say("First step of both: loss {rival_loss:.7f} and {loss:.7f}, gradient norm {rival_gradient_norm:.6f} and "
-                "{gradient_norm:.6f}; within {bound:.1e} of each other.\n".format_map(check))
-    rounds = of(lines, "round")
-
-    def seconds(who, plus, *minus):
-        return [line[who][plus] - sum(line[who][part] for part in minus) for line in rounds]
-
-    rows = []
-    for name, figure, parts in (("step", "step", ["step"]), ("step, elapsed", "", ["elapsed"]),
-                                ("attention forward", "", ["attention forward"]),
-                                ("attention backward", "", ["attention backward"]),
-                                ("everything else", "rest", ["step", "attention"]),
-                                *((f"of which {part}", "", [part]) for part in STEP_PARTS)):
-        ours, rival, ours_again, rival_again = (seconds(who, *parts) for who in
-                                                ("ours", "rival", "ours again", "rival again"))
-        found = figure_of(quotient(rival, ours), quotient(rival_again, ours_again), out.bar(figure))
-        bar = "-" if found.bar is None else f"{found.bar:.3f}"
-        rows.append(f"{name}|{ms(median(ours))}|{ms(median(rival))}|{found.reached.median:.3f}|"
-                    f"{found.reached.text(to=DOTS)}|{bar}|{out.judge(found)}|{found.control.text(to=DOTS)}")
-    out.table("a step|ours ms|plain ms|plain / ours|95 %|bar|verdict|A/A 95 %", rows)
-    tokens = head["nano_batches"] * head["nano_batch_tokens"]
-    for who, name in (("ours", "ours"), ("rival", "plain PyTorch")):
-        share = median(quotient(seconds(who, "attention"), seconds(who, "step")))
-        out.say(f"{name}: {tokens / median(seconds(who, 'step')):,.0f} tokens/s, of which core attention is "
-                f"{100 * share:.1f} % of the time")
-    memory, = of(lines, "memory")
-    ours, rival = ({"peak": memory[who]["peak"], "grown": memory[who]["peak"] - memory[who]["before"]}
-                   for who in ("ours", "rival"))
-    verdict = out.judge_exact("memory", ours["grown"] / rival["grown"])
-    out.say(f"peak memory (VmHWM) above what the process had before it made the model: {mib(ours['grown'])} MiB, plain "
-            f"{mib(rival['grown'])} MiB: {verdict['reached']:.3f}, bar {verdict['at_most']}: {verdict['verdict']}\n"
-            f"  of the whole process: {mib(ours['peak'])} MiB, plain {mib(rival['peak'])} MiB")

@@ -248,33 +248,6 @@ class Steps(unittest.TestCase):
             self.assertEqual((figure.reached.median, found), (rival, conclusion))
 
 
-class Transformers(unittest.TestCase):
-    def verdicts(self, plain_attention, plain_rest, rival_mib=110):
-        """Of rounds in which our attention and everything else take a second each."""
-        def turn(attention, rest):
-            return {"step": attention + rest, "elapsed": attention + rest, "attention": attention,
-                    "attention forward": attention / 3, "attention backward": attention / 1.5,
-                    **dict.fromkeys(report_steps.STEP_PARTS, rest / 5)}
-
-        model = dict.fromkeys(("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
-                               "num_key_value_heads", "head_dim"), 1)
-        head = {"line": "header", "bench": "transformers", "model": model, "type": "fp32", "threads": 1, "rounds": ROUNDS,
-                "nano_batches": 1, "nano_batch_tokens": 8192, "kernel": "cpu", "rival": {"transformers": "5", "torch": "2"},
-                **dict.fromkeys(("machine", "date", "commit", "build", "compiler", "torch"), "x")}
-        turns = {"ours": turn(1, 1), "rival": turn(plain_attention, plain_rest)}
-        lines = [{"line": "round"} | turns | {f"{who} again": turns[who] for who in turns} for _ in range(ROUNDS)]
-        memory = {"line": "memory", "ours": {"before": 0, "peak": 100 << 20}, "rival": {"before": 0, "peak": rival_mib << 20}}
-        made = report.report([head, *lines, memory])
-        return made.verdicts["reached"], made.verdicts["missed"]
-
-    def test_the_step_everything_but_attention_and_memory_are_judged(self):
-        self.assertEqual(self.verdicts(2, 1), (3, 0))
-        self.assertEqual(self.verdicts(2, 0.96), (3, 0))  # up to a twentieth slower
-        self.assertEqual(self.verdicts(2, 0.94), (2, 1))
-        self.assertEqual(self.verdicts(1.4, 1), (2, 1))  # 1.2 times as fast in all
-        self.assertEqual(self.verdicts(2, 1, rival_mib=99), (2, 1))
-
-
 def hidden_messages(left):
     """The lines of bench/counter_phase where counter-phase leaves this share of what messages have a step wait for."""
     head = dict.fromkeys(("machine", "date", "commit", "build", "compiler", "torch", "layers", "tokens", "hidden",

@@ -70,13 +70,9 @@ std::vector<Json> Rival::ask(const std::string& command, const std::vector<Json>
     processes_[process].write_line(Json::object({{command, arguments.at(process)}}).dump());
   std::vector<Json> answers;
   for (size_t process = 0; process < processes_.size(); ++process)
-    answers.push_back(answer(process, "answer to " + command));
+    answers.push_back(parse_json(processes_[process].read_line("answer to " + command),
+                                 "what the rival answered", ErrorKind::kIo));
   return answers;
-}
-
-Json Rival::answer(size_t process, const std::string& awaited) {
-  return parse_json(processes_.at(process).read_line(awaited), "what the rival answered",
-                    ErrorKind::kIo);
 }
 
 FixedPacking fixed_packing(const LlamaConfig& model, const BatchLengths& batch, int num_workers) {

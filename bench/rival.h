@@ -2,8 +2,6 @@
 // Plain PyTorch (rival.py), which ours is compared with: its processes wait in a read while others
 // measure. Thread rule: one thread.
 
-#include <sys/types.h>
-
 #include <deque>
 #include <filesystem>
 #include <string>
@@ -31,11 +29,8 @@ class Rival {
   void start(Json arguments, const Config::Optimizer& optimizer);
 
   const std::filesystem::path& folder() const { return folder_; }
-  pid_t pid(size_t process) const { return processes_.at(process).pid(); }
   /// Sends a command to every process, with arguments[process], and returns their answers.
   std::vector<Json> ask(const std::string& command, const std::vector<Json>& arguments);
-  /// Returns an answer that a process gives unasked.
-  Json answer(size_t process, const std::string& awaited);
 
  private:
   std::string kind_, python_;

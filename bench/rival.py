@@ -1,16 +1,10 @@
 #!/usr/bin/env python3
-"""Plain PyTorch, which benchmarks compare DistCA with: rival.py ddp|transformers|gpu ARGUMENTS, a JSON object.
+"""Plain PyTorch, which benchmarks compare DistCA with: rival.py ddp|gpu ARGUMENTS, a JSON object.
 
 ddp: one rank of DistributedDataParallel over Gloo, for bench/training; scaled_dot_product_attention a document. Arguments:
   rank, size, core; store, a file through which the ranks meet; timeout, the seconds that one wait may last; folder.
     {"batch": {"nano_batches": [{"lengths", "ids", "targets"}], "num_targets"}}  -> {}
     {"run": null}  -> {"begin_s", "computed_s", "end_s", "processor_s", "loss_sum", "gradient_norm"}, of the monotonic clock
-transformers: a Llama of the package transformers on the same attention, for bench/transformers. Arguments: threads.
-  Its first answer, {"transformers", "torch"}, comes once everything is imported and has run on a tiny model.
-    {"load": FOLDER}  -> {"parameters"}
-    {"step": {"nano_batches": [{"lengths", "ids", "targets", "positions"}], "num_targets"}}
-      -> {"elapsed", "step", "mean_loss", "gradient_norm", and the parts of the step as bench/one_worker.h names them},
-      in seconds, of the clock that bench/one_worker.h says
 gpu: one device, for scripts/gpu_check.sh: variable-length attention of PyTorch's own FlashAttention (on a CPU as ddp), bf16
   weights with fp32 main params. Arguments: device; folder; text, one document, a byte a token; documents, how many of it are a
   step; steps. It reads no command and writes a line a step: loss before the update, and step_s. It recomputes what
@@ -65,10 +59,10 @@ def clipped(parameters):
     return nn.utils.clip_grad_norm_(parameters, ARGUMENTS.optimizer["max_grad_norm"])
 
 
-def by_document(q, k, v, lengths, **more):
+def by_document(q, k, v, lengths):
     """Causal attention of each document, [1, heads, tokens, dim]: a part for each."""
     parts = zip(*(x.split(lengths, dim=2) for x in (q, k, v)))
-    return [F.scaled_dot_product_attention(*part, is_causal=True, enable_gqa=True, **more) for part in parts]
+    return [F.scaled_dot_product_attention(*part, is_causal=True, enable_gqa=True) for part in parts]
 
 
 # --- the Llama of ddp and gpu ------------------------------------------------------------------------------------------
@@ -248,128 +242,14 @@ def play_gpu():
         answer({"loss": value, "step_s": time.monotonic() - begin})
 
 
-# --- transformers ------------------------------------------------------------------------------------------------------
-
-
-class Clock:
-    """Divides a step into parts: what ends at a mark began at the one before."""
-
-    def __init__(self):
-        self.now = time.process_time if ARGUMENTS.threads == 1 else time.monotonic
-
-    def begin(self):
-        self.parts, self.last = dict.fromkeys(("embed", "pre_attention", "attention forward", "attention backward",
-                                               "post_attention", "loss", "optimizer"), 0.0), self.now()
-
-    def mark(self, part):
-        now = self.now()
-        self.parts[part] += now - self.last
-        self.last = now
-
-
-class Documents(torch.autograd.Function):
-    """Causal attention of each document, q, k, v [1, heads, T, dim]. One function, so that the clock has all of it: the
-    division by documents, PyTorch's operator, and putting the parts together, forward and backward."""
-
-    @staticmethod
-    def forward(context, q, k, v, lengths, scale, clock):
-        clock.mark("pre_attention")
-        context.inputs, context.clock = [t.detach().requires_grad_() for t in (q, k, v)], clock
-        with torch.enable_grad():
-            parts = by_document(*context.inputs, lengths, scale=scale)
-            context.output = torch.cat([part.transpose(1, 2) for part in parts], dim=1)
-        clock.mark("attention forward")
-        return context.output.detach()
-
-    @staticmethod
-    def backward(context, d_output):
-        context.clock.mark("post_attention")
-        gradients = torch.autograd.grad(context.output, context.inputs, d_output)
-        del context.inputs, context.output
-        context.clock.mark("attention backward")
-        return *gradients, None, None, None
-
-
-class Transformers:
-    def __init__(self):
-        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        try:
-            import transformers
-        except ImportError as error:
-            sys.exit(f"bench/rival.py: error: {error}; install it: {sys.executable} -m pip install transformers")
-        transformers.utils.logging.disable_progress_bar()
-        torch.set_num_threads(ARGUMENTS.threads)
-        self.llama, self.clock = transformers.LlamaForCausalLM, Clock()
-        transformers.AttentionInterface.register("documents", self.attention)
-        # A step of a tiny model: what PyTorch and transformers load at first use is no part of a model's memory.
-        self.take(self.llama(transformers.LlamaConfig(
-            vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-            num_key_value_heads=1, attn_implementation="documents")))
-        nano_batch = {"lengths": [2], "ids": [1, 2], "targets": [2, -100], "positions": [0, 1]}
-        self.step({"nano_batches": [nano_batch], "num_targets": 1})
-        answer({"transformers": transformers.__version__, "torch": torch.__version__})
-
-    def attention(self, module, q, k, v, attention_mask, scaling, document_lengths, **_):
-        assert attention_mask is None
-        return Documents.apply(q, k, v, document_lengths, scaling, self.clock), None
-
-    def take(self, model):
-        self.model = model.train()
-        self.mark_layers(model.model)
-        self.parameters = list(model.parameters())
-        self.optimizer = adamw(self.parameters)
-
-    def mark_layers(self, llama):
-        """Marks where layers begin and end, forward and, by the gradients of what lies between them, backward."""
-        mark = self.clock.mark
-
-        def after(part, backward_part):
-            def marks(module, inputs, x):
-                mark(part)
-                x.register_hook(lambda _: mark(backward_part))
-            return marks
-
-        llama.embed_tokens.register_forward_hook(after("embed", "pre_attention"))
-        llama.rotary_emb.register_forward_hook(lambda *_: mark("embed"))
-        for layer in llama.layers:
-            last = layer is llama.layers[-1]
-            layer.register_forward_hook(after("post_attention", "loss" if last else "pre_attention"))
-
-    def load(self, folder):
-        self.take(self.llama.from_pretrained(folder, dtype=torch.float32, attn_implementation="documents"))
-        return {"parameters": sum(parameter.numel() for parameter in self.parameters)}
-
-    def step(self, batch):
-        inputs = [{"input_ids": torch.tensor([n["ids"]]), "position_ids": torch.tensor([n["positions"]]),
-                   "targets": torch.tensor([n["targets"]]), "document_lengths": n["lengths"]}
-                  for n in batch["nano_batches"]]
-        loss, begin = 0.0, time.monotonic()
-        self.clock.begin()
-        self.optimizer.zero_grad()
-        self.clock.mark("optimizer")
-        for nano_batch in inputs:
-            targets = nano_batch.pop("targets")
-            part = self.model(**nano_batch, labels=targets, shift_labels=targets, use_cache=False,
-                              num_items_in_batch=batch["num_targets"]).loss
-            part.backward()
-            loss += part.item()
-            self.clock.mark("embed")
-        norm = clipped(self.parameters).item()
-        self.optimizer.step()
-        self.clock.mark("optimizer")
-        parts = self.clock.parts
-        return parts | {"elapsed": time.monotonic() - begin, "step": sum(parts.values()), "mean_loss": loss, "gradient_norm": norm}
-
-
 def main():
     if KIND == "gpu":
         return play_gpu()
-    rival = {"ddp": Ddp, "transformers": Transformers}[KIND]()
+    rival = Ddp()
     for line in sys.stdin:
         (command, argument), = json.loads(line).items()
         answer(getattr(rival, command)(argument))
-    if KIND == "ddp":
-        torch.distributed.destroy_process_group()
+    torch.distributed.destroy_process_group()
 
 
 main()
