@@ -1,6 +1,6 @@
 // How much of the exchange is hidden: the overlap modes none, within and ping-pong between two
-// workers with a slow wire between them, compared with a run whose exchanges have one byte. Then
-// how much of the sum of gradients is, on the same wire. As root, with iproute2:
+// workers with a slow wire between them, compared with a run whose exchanges have one byte. As
+// root, with iproute2:
 //   bench/report.py build/release/bench/overlap
 // Two network namespaces, joined by a veth pair with a token bucket in each direction, are made for
 // the run and removed after it; what a killed run leaves, the next one removes.
@@ -17,7 +17,6 @@
 #include "bench/main.h"
 #include "bench/namespaces.h"
 #include "bench/overlap_measure.h"
-#include "bench/overlap_sums.h"
 #include "bench/timing.h"
 #include "bench/worker_ranks.h"
 #include "distca/base/error.h"
@@ -35,34 +34,22 @@ struct Arguments {
   std::string only;
 };
 
-struct Chosen {
-  std::vector<OverlapSetting> exchanges;
-  std::vector<SumSetting> sums;
-};
-
-Chosen chosen(const Arguments& arguments) {
-  Chosen settings{overlap_settings(arguments.rates, arguments.fast), {}};
-  for (const bool longer : {false, true}) {
-    for (const double rate : arguments.rates)
-      settings.sums.push_back({rate, longer, rate == arguments.rates[0]});
-  }
-  const auto is_other = [&](const auto& setting) {
+std::vector<OverlapSetting> chosen(const Arguments& arguments) {
+  std::vector<OverlapSetting> settings = overlap_settings(arguments.rates, arguments.fast);
+  std::erase_if(settings, [&](const OverlapSetting& setting) {
     return setting.name().find(arguments.only) == std::string::npos;
-  };
-  std::erase_if(settings.exchanges, is_other);
-  std::erase_if(settings.sums, is_other);
-  if (settings.exchanges.empty() && settings.sums.empty()) {
+  });
+  if (settings.empty()) {
     throw Error(ErrorKind::kUsage,
                 "--only '{}' selects no setting; there are \"25 MB/s shorter\", "
-                "\"25 MB/s longer\", \"25 MB/s between\", \"unlimited shorter\", \"25 MB/s sum "
-                "shorter\" and the like",
+                "\"25 MB/s longer\", \"25 MB/s between\", \"unlimited shorter\" and the like",
                 arguments.only);
   }
   return settings;
 }
 
 void measure(const Arguments& arguments, Communicator& comm) {
-  const Chosen settings = chosen(arguments);
+  const std::vector<OverlapSetting> settings = chosen(arguments);
   if (comm.rank() == 0) {
     write_header("overlap", {{"rounds", arguments.options.rounds},
                              {"shown_rounds", arguments.options.shown_rounds},
@@ -70,8 +57,7 @@ void measure(const Arguments& arguments, Communicator& comm) {
                              {"model", arguments.options.model.to_hugging_face(0)},
                              {"type", short_name(arguments.options.model.dtype)}});
   }
-  measure_overlap(arguments.options, settings.exchanges, comm);
-  measure_sums(arguments.options, settings.sums, comm);
+  measure_overlap(arguments.options, settings, comm);
 }
 
 int run(int argc, char** argv) {

@@ -13,13 +13,17 @@
 #include <utility>
 
 #include "bench/core_time.h"
+#include "bench/exchange_windows.h"
+#include "bench/exchanges_alone.h"
 #include "bench/main.h"
 #include "bench/namespaces.h"
 #include "bench/one_byte_messages.h"
 #include "bench/step_arms.h"
+#include "bench/swapped_plan.h"
 #include "distca/base/clock.h"
 #include "distca/comm/collectives.h"
 #include "distca/plan/exchange.h"
+#include "distca/train/step.h"
 
 namespace distca::bench {
 namespace {
@@ -54,6 +58,11 @@ double wire_rate(Communicator& comm, double mb_per_s) {
   return mean_of_ranks(comm, static_cast<double>(kMessages * bytes) / (steady_seconds() - begin));
 }
 
+namespace {
+
+/// Plays the exchanges alone and measures how much of a rank's core they take, compared with an
+/// idle core (core_time.h): "alone_s", the seconds on this rank, and as means over the ranks
+/// "idle_share", and in seconds "used_s" and "charged_s". Adds to `times`.
 Json core_figures(ExchangesAlone& alone, Communicator& comm, OpTimes* times) {
   barrier(comm, "idle");
   const CoreTime idle = core_time_of([] { std::this_thread::sleep_for(kIdle); });
@@ -65,6 +74,12 @@ Json core_figures(ExchangesAlone& alone, Communicator& comm, OpTimes* times) {
           {"charged_s", mean_of_ranks(comm, core.process_seconds)}};
 }
 
+/// One rank's part of a batch, under whichever overlap mode.
+struct RankBatch {
+  std::vector<NanoPart> parts;
+  std::vector<LocalTokens> tokens;
+};
+
 RankBatch rank_batch(const SwappedBatch& batch, const LlamaConfig& model, int rank) {
   const Plan plan = swapped_plan(batch, model.shape().attention);
   const NanoPart part{attention_exchange(PlanIndex(plan), rank, model, {})};
@@ -74,6 +89,8 @@ RankBatch rank_batch(const SwappedBatch& batch, const LlamaConfig& model, int ra
           .tokens = std::vector<LocalTokens>(kNanoBatches, tokens)};
 }
 
+/// Adds the means over a program's operations, played `played` times: of compute where `computed`
+/// says so, else of the exchanges that wait one after another.
 void add_means(const Program& program, const OpTimes& times, int played, bool computed,
                OpSeconds* seconds) {
   OpSeconds operations{};
@@ -87,8 +104,6 @@ void add_means(const Program& program, const OpTimes& times, int played, bool co
     }
   }
 }
-
-namespace {
 
 /// Tokens of a worker's nano-batch: where exchanges are to be the longer, less to compute.
 int64_t tokens_of(ExchangeLength length) { return length == ExchangeLength::kShorter ? 1536 : 768; }

@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from report_figures import (Figure, bar_of, difference, estimate, figure_of, groups, model_text, ms, of, quotient, ratio)
+from report_figures import Figure, bar_of, difference, estimate, figure_of, groups, model_text, ms, of, quotient, ratio
 
 # --- overlap
 
@@ -17,13 +17,6 @@ rate measured with both directions busy. Ratios: median over interleaved rounds 
 against itself in the same rounds. {rounds} rounds, {shown_rounds} of what is only shown."""
 
 
-def core_figures(rounds):
-    """A step's messages alone, what they are charged, and their processor time: beyond what an idle core gives up."""
-    alone, idle, used, charged = (median(line[key] for line in rounds if key in line)
-                                  for key in ("alone_s", "idle_share", "used_s", "charged_s"))
-    return alone, charged, used - idle * alone
-
-
 class Setting:
     """The lines of one setting of bench/overlap, in figures."""
 
@@ -36,7 +29,9 @@ class Setting:
         for line in rounds:
             for arm, seconds in line["step_s"].items():
                 self.steps.setdefault(arm, []).append(seconds)
-        self.alone, self.charged, self.processor = core_figures(rounds)
+        self.alone, idle, used, self.charged = (median(line[key] for line in rounds if key in line)
+                                                for key in ("alone_s", "idle_share", "used_s", "charged_s"))
+        self.processor = used - idle * self.alone  # beyond what an idle core gives up
         one_byte = self.steps["ping-pong, one byte"]
         self.processor_share = self.processor / median(one_byte)
         self.ideal = [seconds + self.processor for seconds in one_byte]
@@ -77,53 +72,7 @@ class Setting:
         return figure_of(self.reached("ping-pong"), self.reached("ping-pong again"), bar)
 
 
-SUMS = """
-# Sums of gradients
-The same model and wire; gradients are summed in buckets, under backward (hidden) or behind it. share: of the backward
-that is left by exchanges, from the first bucket on, what the sum takes on the wire alone. ideal: hidden, with messages of
-one byte, plus the processor time of the messages, as above. wire: the ideal's time before the first bucket, and all bytes from there on at the measured rate. Ratios and A/A
-as above."""
-
-
-def sums(out, lines):
-    settings = groups(lines, "sum")
-    if settings:
-        out.say(SUMS)
-    for group in settings:
-        of_setting, rounds = group[0], of(group, "round")
-        steps = {arm: [line["step_s"][arm] for line in rounds] for arm in rounds[0]["step_s"]}
-        wire = [line["wire_s"] for line in rounds]
-        alone, charged, processor = core_figures(rounds)
-        ideal = [seconds + processor for seconds in steps["one byte"]]
-        out.say("\n## {name}\n{tokens} tokens a worker and nano-batch, {buckets} buckets; the sum takes {sum} ms, exchanges {exchange} ms, "
-                "backward {under} ms: share {share:.2f}".format_map(
-                    of_setting | {key: ms(of_setting[key + "_s"]) for key in ("sum", "exchange", "under")}))
-        out.say(f"all messages of a step alone {ms(alone)} ms, taking {ms(processor)} ms of the core (charged {ms(charged)} ms): "
-                f"{100 * processor / median(steps['one byte']):.1f} % of the step with one byte")
-        rows = []
-        for arm, seconds in steps.items():
-            to_ideal, to_wire = estimate(quotient(seconds, ideal)), estimate(quotient(seconds, wire))
-            rows.append(f"{arm}|{ms(median(seconds))}|{to_ideal.median:.3f}|{to_ideal.text()}|{to_wire.median:.3f}|{to_wire.text()}")
-        out.table("step|ms|to ideal|95 %|to wire|95 %", rows)
-        limit = wire if of_setting["longer"] else ideal
-        most = bar_of("overlap", "sum_share", {})["at_most"]
-        why = ("shown only" if not of_setting["judged"]
-               else f"the share is above {most}" if not of_setting["longer"] and of_setting["share"] > most
-               else f"the share is at most {most}" if of_setting["longer"] and of_setting["share"] <= most else "")
-        figure = figure_of(quotient(limit, steps["hidden"]), quotient(limit, steps["hidden again"]),
-                           None if why else out.bar("sum"))
-        ratio_of = figure.reached.inverse()
-        out.say(f"hidden to {'wire' if of_setting['longer'] else 'ideal'}: {ratio_of.median:.3f} ({ratio_of.text()}), A/A "
-                f"{figure.control.text()}: {f'not judged ({why})' if why else out.judge(figure)}")
-
-
 def overlap(out, head, lines):
-    first_sum = next((i for i, line in enumerate(lines) if line["line"] == "sum"), len(lines))
-    exchanges(out, head, lines[:first_sum])
-    sums(out, lines[first_sum:])
-
-
-def exchanges(out, head, lines):
     out.say(f"{OVERLAP.format_map(head)}\nmodel: {model_text(head)}; {head['nano_batches']} nano-batches")
     settings = [Setting(group) for group in groups(lines, "setting")]
     for s in settings:
