@@ -2,35 +2,25 @@
 // two cores; `bench/report.py build/release/bench/pipeline PART` runs and judges one):
 //   paced    operations sleep stated prices; over 60
 //   real     a small Llama on two cores; some 30
-//   wire     paced, over a slow wire; as root; 11
 //   trace    paced, what each rank does when; 1, without report.py
 
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
-#include <cstdio>
-#include <optional>
 #include <span>
 #include <string>
 
 #include "bench/main.h"
-#include "bench/namespaces.h"
 #include "bench/pipeline_paced.h"
 #include "bench/pipeline_real.h"
 #include "bench/worker_ranks.h"
-#include "distca/base/error.h"
 
 namespace distca::bench {
 namespace {
-
-constexpr int kSkipped = 77;  // exit code of a skipped test for ctest and automake
 
 struct Arguments {
   std::string part;
   int rounds = 0, shown_rounds = 0;
   PacedOptions paced;
   RealOptions real;
-  WireOptions wire;
 };
 
 void measure(const Arguments& arguments, Communicator& comm) {
@@ -44,7 +34,6 @@ void measure(const Arguments& arguments, Communicator& comm) {
           arguments.part == "real" ? arguments.real.shown_rounds : arguments.paced.shown_rounds}});
   }
   if (arguments.part == "real") return measure_real(arguments.real, comm);
-  if (arguments.part == "wire") return measure_wire(arguments.wire, comm);
   arguments.part == "paced" ? measure_paced(arguments.paced, comm)
                             : trace_paced(arguments.paced, comm);
 }
@@ -55,7 +44,7 @@ int run(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("part", arguments.part, "What to measure")
       ->required()
-      ->check(CLI::IsMember({"paced", "real", "wire", "trace"}));
+      ->check(CLI::IsMember({"paced", "real", "trace"}));
   app.add_option("--rounds", arguments.rounds, "0: as many as the part's bars need")
       ->check(CLI::Range(0, 1000));
   app.add_option("--contest-rounds", arguments.paced.contest_rounds,
@@ -66,37 +55,24 @@ int run(int argc, char** argv) {
   app.add_option("--linear-ms", arguments.paced.linear_ms,
                  "Linear work of a nano-batch in a layer, forward")
       ->check(CLI::Range(0.1, 1000.0));
-  app.add_option("--most-share", arguments.wire.most_share,
-                 "Of what an exchange runs under, over the slow wire")
-      ->check(CLI::Range(0.01, 10.0));
   app.add_option("--only", arguments.paced.only,
                  "The setting of this name, or all whose names hold it");
   app.footer(
       "Example:  bench/report.py build/release/bench/pipeline paced --only \"P = 2, M = 4\"");
   if (!parse_options(app, argc, argv)) return 0;
   arguments.real.only = arguments.paced.only;
-  for (int* rounds : {&arguments.paced.rounds, &arguments.real.rounds, &arguments.wire.rounds}) {
+  for (int* rounds : {&arguments.paced.rounds, &arguments.real.rounds}) {
     if (arguments.rounds > 0) *rounds = arguments.rounds;
   }
-  for (int* rounds : {&arguments.paced.shown_rounds, &arguments.real.shown_rounds,
-                      &arguments.wire.shown_rounds}) {
+  for (int* rounds : {&arguments.paced.shown_rounds, &arguments.real.shown_rounds}) {
     if (arguments.shown_rounds > 0) *rounds = arguments.shown_rounds;
   }
   int ranks = 2;
   if (arguments.part == "paced") ranks = ranks_of(paced_runs(arguments.paced));
   if (arguments.part == "trace") ranks = kContestRanks;
   // Ranks that a small setting does not need wait for the others.
-  WorkerRanks workers{
+  const WorkerRanks workers{
       .program = "bench/pipeline", .ranks = ranks, .comm = {.timeout_s = 3600, .grace_s = 1}};
-  std::optional<NamespacePair> namespaces;
-  if (arguments.part == "wire" && !is_worker_rank()) {
-    try {
-      workers.entering = namespaces.emplace().entering();
-    } catch (const Error& error) {
-      fmt::print(stderr, "skipped: needs root and iproute2: {}\n", error.what());
-      return kSkipped;
-    }
-  }
   return run_worker_ranks(workers, std::span(argv, static_cast<size_t>(argc)),
                           [&](Communicator& comm) { measure(arguments, comm); });
 }

@@ -12,9 +12,6 @@
 #include <utility>
 
 #include "bench/main.h"
-#include "bench/namespaces.h"
-#include "bench/one_byte_messages.h"
-#include "bench/overlap_measure.h"
 #include "bench/paced_player.h"
 #include "bench/tick_spans.h"
 #include "distca/base/error.h"
@@ -228,94 +225,6 @@ void measure_paced(const PacedOptions& options, Communicator& comm) {
       PacedMeasurer(options, setting, *group).measure(runs[i].is_contest);
     }
     barrier(comm, "end of a setting");
-  }
-}
-
-namespace {
-
-/// The largest head of those with which exchanges fit; rank 0's choice.
-PacedSetting wire_setting(const WireOptions& options, double bytes_per_s, Communicator& comm) {
-  PacedSetting setting{.stages = 2, .micro_batches = 4, .attention_share = 0.4};
-  setting.linear_s = 1e-3 * options.linear_ms;
-  setting.bytes_per_us = std::max<int64_t>(1, static_cast<int64_t>(1e-6 * bytes_per_s));
-  const auto fits = [&](int64_t head_dim) {
-    PacedSetting wider = setting;
-    wider.head_dim = head_dim;
-    const WireShares shares = wire_shares(PacedStep(wider, PipelineArm::kWholeEven), bytes_per_s);
-    return std::max(shares.normal, shares.fill) <= options.most_share;
-  };
-  DISTCA_CHECK(fits(1), "no message fits {} bytes a second", bytes_per_s);
-  while (fits(setting.head_dim + 1)) ++setting.head_dim;
-  setting.head_dim = all_gather(comm, setting.head_dim, "size of a head")[0];
-  return setting;
-}
-
-/// Ways to play a step over the wire.
-struct WireArm {
-  std::string name;
-  std::shared_ptr<const PacedStep> step;
-  bool is_cut = false;  // messages are cut to one byte
-};
-
-std::vector<WireArm> wire_arms(const PacedSetting& setting) {
-  const auto step_of = [](const PacedSetting& of) {
-    return std::make_shared<const PacedStep>(of, PipelineArm::kWholeEven);
-  };
-  PacedSetting unweighed = setting, spread = setting;
-  unweighed.bytes_per_us = 0;
-  spread.fill_ticks = FillTicks::kSpread;
-  const auto step = step_of(setting);
-  return {{"whole", step},
-          {"whole, again", step},
-          {"one byte", step, /*is_cut=*/true},
-          {"not weighed", step_of(unweighed)},
-          {"fill_ticks = spread", step_of(spread)}};
-}
-
-}  // namespace
-
-void measure_wire(const WireOptions& options, Communicator& comm) {
-  const auto write = [&](const char* line, Json values) {
-    if (comm.rank() == 0) write_line(line, std::move(values));
-  };
-  for (const double rate : options.rates) {
-    limit_rate(rate);
-    const double bytes_per_s = wire_rate(comm, rate);
-    const PacedSetting setting = wire_setting(options, bytes_per_s, comm);
-    const std::vector<WireArm> arms = wire_arms(setting);
-    const WireShares shares = wire_shares(*arms[0].step, bytes_per_s);
-    const bool judged = rate == options.rates[0];
-    write("wire", {{"name", setting.name()},
-                   {"mb_per_s", rate},
-                   {"bytes_per_s", bytes_per_s},
-                   {"judged", judged},
-                   {"head_dim", setting.head_dim},
-                   {"normal_share", shares.normal},
-                   {"fill_share", shares.fill}});
-    for (const WireArm& arm : arms) {
-      Json line = plan_figures(*arm.step, PipelineArm::kWholeEven);
-      line["arm"] = arm.name;
-      line["fill_share"] = arm.is_cut ? 0 : wire_shares(*arm.step, bytes_per_s).fill;
-      write("arm", line);
-    }
-    warm_up(comm, setting);
-    OneByteMessages cuttable(comm);
-    PacedPlayer player(cuttable);
-    const int rounds = judged ? options.rounds : options.shown_rounds;
-    for (int round = 0; round < rounds; ++round) {
-      std::vector<const WireArm*> turns;
-      for (const WireArm& arm : arms) turns.push_back(&arm);
-      std::ranges::rotate(turns, turns.begin() + round % std::ssize(turns));
-      Json line = Json::object();
-      for (const WireArm* arm : turns) {
-        cuttable.cut(arm->is_cut);
-        const PacedStep& step = *arm->step;
-        const PacedRank mine = player.play(
-            step.program(comm.rank()), [&](const Op& op) { return step.seconds(comm.rank(), op); });
-        line[arm->name] = played_figures(all_gather(comm, mine, "figures of a step"), {});
-      }
-      write("round", {{"arms", line}});
-    }
   }
 }
 

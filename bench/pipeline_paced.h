@@ -35,17 +35,6 @@ int ranks_of(const std::vector<PacedRun>& runs);
 void measure_paced(const PacedOptions& options, Communicator& comm);
 
 constexpr int kContestRanks = 4;
-/// A pipeline of two stages with a slow wire between them, compared with messages of one byte.
-struct WireOptions {
-  int rounds = 15;
-  int shown_rounds = 5;                  // at rates that are not judged
-  std::vector<double> rates = {25, 40};  // MB/s of each direction; the first is judged
-  double linear_ms = 14;
-  double most_share = 0.8;  // that any exchange takes of what it runs under; decides their size
-};
-/// Lines: of each rate "wire", then one a round.
-void measure_wire(const WireOptions& options, Communicator& comm);
-
 /// Plays the compared setting once in each arm. Lines: "tick", what each rank did in it.
 void trace_paced(const PacedOptions& options, Communicator& comm);
 

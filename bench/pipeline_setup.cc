@@ -207,51 +207,12 @@ double PacedStep::seconds(int rank, const Op& op) const {
   }
 }
 
-double PacedStep::linear_seconds(Pass pass) const {
-  const auto tokens = static_cast<double>(parts_.request().homes[0].num_tokens(0));
-  return (pass == Pass::kForward ? 1 : kLinearPasses - 1) * prices_.token_s * tokens;
-}
-
 double PacedStep::busy_seconds() const {
   double seconds = 0;
   for (int rank = 0; rank < parts_.grid().num_ranks(); ++rank) {
     for (const Op& op : program(rank).ops) seconds += this->seconds(rank, op);
   }
   return seconds / parts_.grid().num_ranks();
-}
-
-namespace {
-
-/// Seconds of what the operation runs under.
-double played_under(const PacedStep& step, int rank, const Program& program, size_t at) {
-  double seconds = 0;
-  for (size_t i = at + 1; i < program.ops.size(); ++i) {
-    const Op& op = program.ops[i];
-    if (std::ranges::count(op.wait_for, static_cast<int32_t>(at)) > 0) break;
-    if (op.stream == Stream::kCompute) seconds += step.seconds(rank, op);
-  }
-  return seconds;
-}
-
-}  // namespace
-
-WireShares wire_shares(const PacedStep& step, double bytes_per_s) {
-  WireShares shares;
-  for (int rank = 0; rank < step.parts().grid().num_ranks(); ++rank) {
-    const Program program = step.program(rank);
-    for (size_t i = 0; i < program.ops.size(); ++i) {
-      const Op& op = program.ops[i];
-      if (op.exchange < 0 || program.receives(op).empty()) continue;
-      const OrderedExchange& exchange = step.parts().order().exchanges[op.exchange];
-      const double wire_s = static_cast<double>(program.receives(op).bytes) / bytes_per_s;
-      if (std::ranges::min(exchange.nano_batches) < 0) {
-        shares.fill = std::max(shares.fill, wire_s / step.linear_seconds(op.pass));
-      } else if (op.layer_step > 0 && op.layer_step + 1 < exchange.layer_steps) {
-        shares.normal = std::max(shares.normal, wire_s / played_under(step, rank, program, i));
-      }
-    }
-  }
-  return shares;
 }
 
 }  // namespace distca::bench

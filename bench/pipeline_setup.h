@@ -115,8 +115,6 @@ class PacedStep {
   std::vector<Program> programs() const;
   /// The price of an operation of this rank. It is 0 for a communication and for the model's ends.
   double seconds(int rank, const Op& op) const;
-  /// Linear work of a nano-batch in a layer.
-  double linear_seconds(Pass pass) const;
   /// The least time of a rank that never waits: all work over all ranks.
   double busy_seconds() const;
 
@@ -125,16 +123,5 @@ class PacedStep {
   int layers_;
   PipelineParts parts_;
 };
-
-/// How much of what it runs under an exchange takes on a wire, the worst of all ranks, by prices.
-struct WireShares {
-  /// In ticks in which all stages work, without the first and the last layer step: of what the
-  /// receiver plays between its start and the first operation that waits for it.
-  double normal = 0;
-  /// In all other ticks, where a rank may have nothing of its own to play: of the linear work of
-  /// the other nano-batch in a layer.
-  double fill = 0;
-};
-WireShares wire_shares(const PacedStep& step, double bytes_per_s);
 
 }  // namespace distca::bench

@@ -127,25 +127,6 @@ TEST(PipelineSetup, least_ticks_are_the_closed_form) {
   }
 }
 
-TEST(PipelineSetup, shares_of_a_wire_follow_bytes_and_rate) {
-  PacedSetting setting = small(2, 3, 0.4);
-  setting.layers = 3;
-  const WireShares slow = wire_shares(PacedStep(setting, PipelineArm::kWholeEven), 1e6);
-  const WireShares fast = wire_shares(PacedStep(setting, PipelineArm::kWholeEven), 4e6);
-  EXPECT_GT(slow.normal, 0);
-  EXPECT_NEAR(slow.normal, 4 * fast.normal, 1e-9);
-  EXPECT_NEAR(slow.fill, 4 * fast.fill, 1e-9);
-  // All keys and queries of a nano-batch at most, in 14 ms; some of them at least.
-  EXPECT_LT(slow.fill, 16'384 * 6 / 1e6 / 0.014 + 0.1);
-  EXPECT_GT(slow.fill, 0.3 * 16'384 * 6 / 1e6 / 0.014);
-  setting.head_dim = 2;  // Q, K, V and O; LSE stays
-  const WireShares wide = wire_shares(PacedStep(setting, PipelineArm::kWholeEven), 1e6);
-  for (const auto& [more, less] : {std::pair(wide.normal, slow.normal), {wide.fill, slow.fill}}) {
-    EXPECT_GT(more, 1.2 * less);
-    EXPECT_LE(more, 2 * less);
-  }
-}
-
 TEST(PipelineSetup, names_of_settings_differ) {
   std::set<std::string> names;
   for (const int replicas : {1, 2}) {

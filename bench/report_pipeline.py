@@ -155,33 +155,5 @@ def real_setting(out, speeds, lines):
             f"({figure.reached.text(2, times=100)}), A/A {figure.control.text(2, times=100, sign='+')}{verdict}")
 
 
-WIRE = """\
-Two stages in network namespaces, joined by a veth pair whose directions a token bucket limits; operations sleep their prices.
-Messages are as large as leave each exchange at most .8 of what it runs under, in ticks in which all stages work of what the
-receiver plays meanwhile, in the others of a nano-batch's linear work in a layer (fill). one byte: the same step with messages
-of one byte. not weighed: fill and drain ticks are planned as if messages took no time. fill_ticks: plan.fill_ticks, weighed.
-{wire_rounds} rounds; at rates that are only shown fewer."""
-
-
-def wire(out, head, lines):
-    settings = groups(lines, "wire")
-    out.say(WIRE.format_map({"wire_rounds": len(of(settings[0], "round"))}))
-    for group in settings:
-        setting, rounds = group[0], of(group, "round")
-        arms = {arm["arm"]: arm for arm in of(group, "arm")}
-        out.say(f"\n## {setting['mb_per_s']:g} MB/s, {setting['name']}\nmeasured {setting['bytes_per_s'] / 1e6:.1f} MB/s; the "
-                f"longest exchange takes {setting['normal_share']:.2f} of what it runs under in normal ticks, "
-                f"{setting['fill_share']:.2f} in fill and drain ticks")
-        steps = {arm: seconds_of(rounds, arm) for arm in arms}
-        ideal, ours = steps["one byte"], steps["whole"]
-        out.table("step|sent MB|fill|planned s|s|to one byte|95 %|/ whole|95 %",
-                  [f"{name}|{arm['bytes'] / 1e6:.1f}|{arm['fill_share']:.2f}|{arm['planned_s']:.3f}|{median(steps[name]):.3f}|"
-                   f"{ratio(steps[name], ideal).median:.3f}|{ratio(steps[name], ideal).text()}|"
-                   f"{ratio(steps[name], ours).median:.3f}|{ratio(steps[name], ours).text()}" for name, arm in arms.items()])
-        figure = figure_of(quotient(ideal, ours), quotient(ideal, steps["whole, again"]),
-                           out.bar("wire") if setting["judged"] else None)
-        out.say(judged(out, "over messages of one byte", figure))
-
-
 def pipeline(out, head, lines):
-    {"paced": paced, "real": real, "wire": wire}[head["part"]](out, head, lines)
+    {"paced": paced, "real": real}[head["part"]](out, head, lines)

@@ -367,17 +367,6 @@ class Pipelines(unittest.TestCase):
         self.assertEqual(self.real(waits=3.01).verdicts, {"reached": 3, "missed": 1})
         self.assertEqual(self.real(share=0.39).verdicts, {})
 
-    def test_a_slow_wire_is_judged_beside_messages_of_one_byte(self):
-        for whole, verdict in ((1.04, "reached"), (1.06, "missed")):
-            setting = {"line": "wire", "name": "x", "mb_per_s": 25, "bytes_per_s": 25e6, "judged": True, "normal_share": 0.4,
-                       "fill_share": 0.8}
-            plans = [{"line": "arm", "arm": name, "bytes": 1, "fill_share": 0.8, "planned_s": 1}
-                     for name in ("whole", "whole, again", "one byte")]
-            arms = {"whole": {"s": whole}, "whole, again": {"s": whole}, "one byte": {"s": 1}}
-            out = Report("pipeline")
-            report_pipeline.pipeline(out, {"part": "wire"}, [setting, *plans, *[{"line": "round", "arms": arms}] * 15])
-            self.assertEqual(out.verdicts, {verdict: 1})
-
 
 if __name__ == "__main__":
     unittest.main()
