@@ -78,7 +78,7 @@ class Inputs {
         events.push_back(chrome_events(static_cast<int>(events.size()), TraceRank{}, made));
       }
       write_file_atomically(
-          base / name, chrome_json("within", "", std::vector<TraceRank>(ranks.size()), events));
+          base / name, chrome_json("within", {}, std::vector<TraceRank>(ranks.size()), events));
     };
     write_trace("no_rank.json", {});
     write_trace("no_step.json", {0});

@@ -158,7 +158,7 @@ class Player {
       record_to(nullptr, groups);
       tracer_.end_step();
     }
-    tracer_.write("cpu");
+    tracer_.write({"cpu"});
     return result;
   }
 

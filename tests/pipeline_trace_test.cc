@@ -262,7 +262,7 @@ TEST_F(PipelineTrace, of_any_grid_has_micro_batches_and_stages_less_one_ticks_ea
         ASSERT_THAT(of_pass, SizeIs(micro_batches + stages - 1));
       // The whole file is checked for these sizes only, because that takes longer.
       if (std::set{2, 3, 8}.count(stages) * std::set{1, 8, 16}.count(micro_batches) == 0) continue;
-      write_file_atomically(folder_ / "idle.json", chrome_json("ping-pong", "", ranks, texts));
+      write_file_atomically(folder_ / "idle.json", chrome_json("ping-pong", {}, ranks, texts));
       EXPECT_EQ(work_of(analysed(folder_ / "idle.json")),
                 work_of(aligned_ticks(stages, micro_batches, /*trains=*/true)));
       EXPECT_THAT(

@@ -88,7 +88,7 @@ std::vector<int> write_trace(const Config& config, const Machine& machine, const
   const TracePrediction predicted{.machine = machine.name,
                                   .num_ranks = played.run.num_ranks(),
                                   .alike = plays_firsts ? played.run.tensor : 1};
-  request.write(chrome_head(overlap_name(config.train.overlap), "", ranks, &predicted));
+  request.write(chrome_head(overlap_name(config.train.overlap), {}, ranks, &predicted));
   for (size_t i = 0; i < programs.size(); ++i) {
     if (i > 0) request.write(kChromeBetween);
     request.write(chrome_events(

@@ -136,7 +136,7 @@ std::string chrome_counter(int rank, const TraceCounter& counter) {
   return fmt::format("{}", fmt::join(lines, kChromeBetween));
 }
 
-std::string chrome_head(std::string_view overlap, std::string_view kernel,
+std::string chrome_head(std::string_view overlap, const TraceKernel& kernel,
                         std::span<const TraceRank> ranks, const TracePrediction* predicted) {
   Json listed = Json::array();
   for (const TraceRank& rank : ranks) {
@@ -153,7 +153,8 @@ std::string chrome_head(std::string_view overlap, std::string_view kernel,
                 {"commit", build_info::kCommit},
                 {"overlap", overlap},
                 {"ranks", listed}};
-  if (!kernel.empty()) other["kernel"] = kernel;
+  if (!kernel.name.empty()) other["kernel"] = kernel.name;
+  if (!kernel.passed_over.empty()) other["kernel_passed_over"] = kernel.passed_over;
   if (predicted != nullptr) {
     other["predicted"] = {{"machine", predicted->machine},
                           {"num_ranks", predicted->num_ranks},
@@ -163,7 +164,7 @@ std::string chrome_head(std::string_view overlap, std::string_view kernel,
                      other.dump());
 }
 
-std::string chrome_json(std::string_view overlap, std::string_view kernel,
+std::string chrome_json(std::string_view overlap, const TraceKernel& kernel,
                         std::span<const TraceRank> ranks, std::span<const std::string> events) {
   return fmt::format("{}{}{}", chrome_head(overlap, kernel, ranks),
                      fmt::join(events, kChromeBetween), kChromeTail);

@@ -54,18 +54,23 @@ struct TraceCounter {
 /// steps leave them out; Perfetto draws them. There is a value (CHECK).
 std::string chrome_counter(int rank, const TraceCounter& counter);
 
+/// The kernel that computed attention, in AttentionKernel's words. Empty where nobody knows it.
+struct TraceKernel {
+  std::string_view name = {};
+  std::string_view passed_over = {};  // why a faster one computed nothing, where one did not
+};
+
 /// A file that is written part by part is chrome_head, the chrome_events of each rank with
 /// kChromeBetween between them, and kChromeTail. The head says what each rank is, which kernel
-/// computes attention, unless that is empty, and, with `predicted`, that nothing of it was
-/// measured.
-std::string chrome_head(std::string_view overlap, std::string_view kernel,
+/// computed attention and, with `predicted`, that nothing of it was measured.
+std::string chrome_head(std::string_view overlap, const TraceKernel& kernel,
                         std::span<const TraceRank> ranks,
                         const TracePrediction* predicted = nullptr);
 inline constexpr std::string_view kChromeBetween = ",\n";
 inline constexpr std::string_view kChromeTail = "\n]}\n";
 
 /// The text of a whole file.
-std::string chrome_json(std::string_view overlap, std::string_view kernel,
+std::string chrome_json(std::string_view overlap, const TraceKernel& kernel,
                         std::span<const TraceRank> ranks, std::span<const std::string> events);
 
 }  // namespace distca

@@ -23,7 +23,7 @@ TraceEvent event(TraceKind kind, const char* name, int begin, int end) {
 }
 
 Json written(const std::vector<TraceRank>& ranks, const std::vector<std::string>& events) {
-  return parse_json(chrome_json("within", "cpu-avx2", ranks, events), "written");
+  return parse_json(chrome_json("within", {"cpu-avx2"}, ranks, events), "written");
 }
 
 std::vector<Json> events_of_phase(const std::string& phase, const std::vector<std::string>& texts) {
@@ -97,6 +97,7 @@ TEST(ChromeTrace, the_file_says_what_each_rank_is) {
   EXPECT_EQ(other["program"], "distca");
   EXPECT_EQ(other["overlap"], "within");
   EXPECT_EQ(other["kernel"], "cpu-avx2");
+  EXPECT_FALSE(other.contains("kernel_passed_over"));
   EXPECT_EQ(other["ranks"][0]["role"], "worker");
   EXPECT_EQ(other["ranks"][1], Json({{"role", "server"},
                                      {"clock_offset_s", -0.125},
@@ -104,11 +105,18 @@ TEST(ChromeTrace, the_file_says_what_each_rank_is) {
                                      {"clock_uncertainty_s", 2e-6}}));
 }
 
+TEST(ChromeTrace, the_file_says_why_a_kernel_was_passed_over) {
+  const TraceKernel kernel{.name = "aten-cuda", .passed_over = "there is no folder"};
+  const Json file = parse_json(chrome_json("none", kernel, {}, {}), "written");
+  EXPECT_EQ(file["otherData"]["kernel"], "aten-cuda");
+  EXPECT_EQ(file["otherData"]["kernel_passed_over"], "there is no folder");
+}
+
 TEST(ChromeTrace, a_prediction_says_by_what_and_of_which_ranks_it_is) {
   const TraceRank rank{.tensor = 0, .number = 8};
   const TracePrediction predicted{.machine = "h200", .num_ranks = 16, .alike = 8};
   const Json file = parse_json(
-      fmt::format("{}{}{}", chrome_head("none", "", std::vector{rank}, &predicted),
+      fmt::format("{}{}{}", chrome_head("none", {}, std::vector{rank}, &predicted),
                   chrome_events(8, rank, std::vector{event(TraceKind::kStep, "step 1", 0, 1)}),
                   kChromeTail),
       "written");

@@ -146,7 +146,7 @@ std::string StepTracer::missing() const {
       "no {}: fewer steps are left than train.trace_first_step, train.trace_steps ask for", file);
 }
 
-std::string StepTracer::write(const std::string& kernel) {
+std::string StepTracer::write(const TraceKernel& kernel) {
   const std::string& file = config_.train.trace;
   if (gathered_.empty() && last_ > 0)
     return fmt::format("no {}: the run ended before step {}, the last to be traced", file, last_);

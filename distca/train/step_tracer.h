@@ -42,8 +42,7 @@ class StepTracer {
   std::string missing() const;
   /// On rank 0, writes the file if steps were traced. This may take longer than the timeout of a
   /// wait, so call it when nobody waits for rank 0 any more. Gives a line for the summary, or "".
-  /// `kernel`: AttentionKernel::name.
-  std::string write(const std::string& kernel);
+  std::string write(const TraceKernel& kernel);
 
  private:
   ClockReading read_clock();

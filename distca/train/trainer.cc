@@ -386,7 +386,7 @@ class Trainer {
     }
     output_->save_weights(trained_, batches_.last_step());
     output_->save_beside();
-    summary_.trace = tracer_.write(resolved_.kernel);
+    summary_.trace = tracer_.write({resolved_.kernel, resolved_.kernel_passed_over});
     summary_.metrics_missing = output_->finish_metrics();
     summary_.last_step = batches_.last_step();
     output_->end(summary_text(config_, data_, summary_));
