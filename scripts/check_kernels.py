@@ -162,6 +162,9 @@ def check_object(library, path, manifest, masks_and_steps):
             try:
                 kernel, config = standin.checked_call(arguments)
                 standin.check_grid(step, caller, launch, config)
+                # Backward reads Q and K before its predecessor has ended, which writes neither.
+                if standin.begins_early and not step.startswith("backward"):
+                    raise Fault("it may begin before the kernel that writes what it reads has ended")
             except Fault as fault:
                 raise Fault(f"{path.name}, {step}, mask {mask}, sequences \"{launch.name}\": {fault}") from None
             launches += 1

@@ -16,6 +16,7 @@ DESCRIPTOR_BYTES = 128
 RAGGED = 1 << 30  # rows by which a descriptor that cuts off a sequence's end lies before its tensor
 INVALID_VALUE = 1
 CLUSTER = 4  # cudaLaunchAttributeClusterDimension
+EARLY = 6  # cudaLaunchAttributeProgrammaticStreamSerialization
 
 
 class Fault(Exception):
@@ -152,6 +153,7 @@ class Standin:
         cluster = attributes.get(CLUSTER, [1, 1, 1])[:3]
         if cluster != [1, 1, 1]:
             raise Fault(f"a cluster of {cluster} blocks, where each should be for itself")
+        self.begins_early = bool(attributes.get(EARLY, [0])[0])
         self.check_addresses(arguments, contents)
         check_numbers(arguments, [content for content in contents if len(content) == 4])
         return kernel, config

@@ -85,9 +85,10 @@ std::vector<AttentionMemory> ProgramWalk::attention_memory(const Config& config,
   if (!config.on_cuda() || config.train.steps == 0) return memory;
   const KernelRequest request = kernel_request(config);
   for (const auto& exchange : program.exchanges) {
-    memory.push_back(cuda_attention_memory(
-        *exchange, request.shape, request.type,
-        {.multiprocessors = multiprocessors, .deterministic = config.train.deterministic}));
+    memory.push_back(cuda_attention_memory(*exchange, request.shape, request.type,
+                                           {.multiprocessors = multiprocessors,
+                                            .deterministic = config.train.deterministic,
+                                            .flash4 = request.choice == KernelChoice::kFa4}));
   }
   return memory;
 }

@@ -86,6 +86,19 @@ int64_t flash_backward_call_memory(const Shape& shape, ScalarType type, const Fl
          of_each_head;
 }
 
+int64_t flash4_backward_call_memory(const Shape& shape, ScalarType type, const FlashCall& call) {
+  constexpr int64_t kFp32 = 4;
+  const RowMemory row(shape, type);
+  const int64_t gaps = kPaddingRows * call.sequences;
+  const int64_t of_queries =
+      (call.query_rows + gaps) * shape.num_heads * (shape.head_dim_qk + 2) * kFp32;
+  const int64_t of_keys = shape.num_kv_heads == shape.num_heads
+                              ? 0
+                              : (call.key_rows + gaps) * shape.num_kv_heads *
+                                    (shape.head_dim_qk + shape.head_dim_v) * kFp32;
+  return call.query_rows * row.q + call.key_rows * row.kv + of_queries + of_keys;
+}
+
 int64_t efficient_backward_memory(const Shape& shape, const VarlenLaunch& launch) {
   const RowMemory row(shape, ScalarType::kFloat32);
   const int64_t group = shape.num_heads / shape.num_kv_heads;
@@ -120,6 +133,7 @@ int64_t varlen_backward_memory(const Shape& shape, ScalarType type, const TaskLi
   if (list.tasks.empty()) return 0;
   const RowMemory row(shape, type);
   const VarlenPlan plan = plan_backward_launches(type, list);
+  const bool takes_delta = device.flash4 && type == ScalarType::kBFloat16;  // in place of O
   int64_t rows = 0, packed = plan.gathered_rows() * row.kv, most = 0;
   bool in_place = plan.launches.size() == 1;
   for (const VarlenLaunch& launch : plan.launches) {
@@ -128,13 +142,15 @@ int64_t varlen_backward_memory(const Shape& shape, ScalarType type, const TaskLi
     rows += launch.query_rows();
     if (!adjoin) packed += launch.query_rows() * (row.q + row.number);
     const int64_t of_operator =
-        type == ScalarType::kFloat32
-            ? efficient_backward_memory(shape, launch)
-            : flash_backward_call_memory(shape, type, call_of(launch), device);
+        type == ScalarType::kFloat32 ? efficient_backward_memory(shape, launch)
+        : takes_delta                ? flash4_backward_call_memory(shape, type, call_of(launch))
+                      : flash_backward_call_memory(shape, type, call_of(launch), device);
     const int64_t call = launch.query_rows() * row.number + of_operator;  // LSE by heads
     most = std::max({most, call, gradients_memory(row, type, launch, adjoin)});
   }
-  packed += rows * (row.o + (in_place ? 0 : row.o + row.number));  // O; dO and delta
+  if (!in_place) packed += rows * (row.o + row.number);  // dO and delta
+  if (takes_delta) return packed + most;
+  packed += rows * row.o;
   // O from delta: dO in fp64 for its norm, the norm, and delta over it.
   const int64_t of_o = rows * (shape.num_heads * shape.head_dim_v + 2 * shape.num_heads) * kFp64;
   return packed + std::max(most, of_o);

@@ -21,6 +21,7 @@ namespace distca::kernels {
 struct FlashDevice {
   int64_t multiprocessors = 132;  // an H100 or H200 has 132
   bool deterministic = false;     // at::globalContext().deterministicAlgorithms()
+  bool flash4 = false;            // in bf16, FlashAttention 4 computes, not ATen's operators
 };
 
 /// One call of the operator.
@@ -36,6 +37,11 @@ struct FlashCall {
 /// dV of every query head.
 int64_t flash_backward_call_memory(const Shape& shape, ScalarType type, const FlashCall& call,
                                    const FlashDevice& device);
+
+/// Likewise of a backward with FlashAttention 4 (runtime/cuda/flash4_operator.h), at the most.
+/// Counts: sums of dQ, delta and LSE in fp32, with a gap of 128 rows behind each sequence; where
+/// key heads are fewer, sums of dK and dV likewise. Ignores: the turns of blocks.
+int64_t flash4_backward_call_memory(const Shape& shape, ScalarType type, const FlashCall& call);
 
 /// Bytes that a launch takes in fp32, where each sequence is a call of
 /// _efficient_attention_backward: dQ, dK and dV of all sequences, and the most that a call makes.

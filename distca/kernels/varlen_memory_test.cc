@@ -96,6 +96,23 @@ TEST(FlashMemory, of_scattered_queries_and_keys_counts_what_is_packed_and_gather
             300 * kKv + 200 * (kQ + kNumber + 2 * kO + kNumber) + 200 * kNumber + call);
 }
 
+TEST(FlashMemory, of_flash_attention_4_has_sums_of_keys_and_no_o) {
+  constexpr int64_t kTokens = 131072, kPadded = kTokens + 128;
+  const FlashCall call{.sequences = 1, .query_rows = kTokens, .key_rows = kTokens};
+  EXPECT_EQ(flash4_backward_call_memory(kShape, kMemoryType, call),
+            kTokens * (8192 + 4096) + kPadded * 32 * (128 + 2) * 4 + kPadded * 8 * 256 * 4);
+  Shape shape = kSmall;
+  shape.num_kv_heads = 2;  // dK and dV are written as they are
+  const FlashCall small{.sequences = 1, .query_rows = 10, .key_rows = 20};
+  EXPECT_EQ(flash4_backward_call_memory(shape, kMemoryType, small),
+            10 * kQ + 20 * 2 * kKv + 138 * 2 * 42 * 4);
+  EXPECT_EQ(varlen_backward_memory(kSmall, kMemoryType, shard_tasks(100, false),
+                                   {.deterministic = true, .flash4 = true}),
+            200 * kNumber +
+                flash4_backward_call_memory(kSmall, kMemoryType,
+                                            {.sequences = 1, .query_rows = 200, .key_rows = 300}));
+}
+
 TEST(EfficientMemory, of_a_list_is_what_a_call_of_its_longest_sequence_makes_beside_all_results) {
   // In fp32, 2 query heads of 40 numbers and 1 key head.
   constexpr int64_t kWideQ = 320, kWideKv = 320, kWideO = 320;

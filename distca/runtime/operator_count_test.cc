@@ -1,14 +1,13 @@
-// How many operators of ATen a layer's core attention calls, with its messages, where tensors are
-// treated as a device's are: on a device, each of them is a launch or more.
+// How many operators of ATen a layer's core attention calls, with its messages, and how many bytes
+// it copies, where tensors are treated as a device's are: there, each operator is a launch or more.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <map>
 #include <mutex>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "distca/comm/as_on_device.h"
@@ -24,9 +23,13 @@ namespace {
 
 constexpr kernels::Shape kShape{
     .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 16, .softmax_scale = 0.25};
-using Counts = std::map<std::string, int64_t>;
 
-/// The calls of each operator by all ranks in `layers` layers.
+/// By all ranks in some layers.
+struct Counts {
+  int64_t calls = 0;   // operators that were called
+  int64_t copied = 0;  // bytes, to and from operators of attention and by merges
+};
+
 Counts counts(const Plan& plan, const testing::AttentionStyle& style, int layers,
               KernelChoice choice) {
   const PlanIndex index(plan);
@@ -46,29 +49,32 @@ Counts counts(const Plan& plan, const testing::AttentionStyle& style, int layers
       nano_batches[0].push_back({.q = rows(4), .k = rows(2), .v = rows(2), .d_o = rows(4)});
     ExchangeBuffers buffers(/*cuda_device=*/-1);
     const OperatorCount count;
-    testing::play_attention({index.exchange(comm.rank())}, style, kernel, comm, buffers,
-                            nano_batches);
+    const ExchangeBytes bytes = testing::play_attention({index.exchange(comm.rank())}, style,
+                                                        kernel, comm, buffers, nano_batches);
     const std::scoped_lock lock(mutex);
-    for (const auto& [name, calls] : OperatorCount::names()) all[name] += calls;
+    for (const auto& [name, calls] : OperatorCount::names()) all.calls += calls;
+    all.copied += bytes.copied;
   });
   return all;
 }
 
-/// The calls of one layer on one rank, by what the second and third layer add. With `backward`,
-/// those of backward alone, otherwise those of forward.
-double of_a_layer(const Plan& plan, testing::AttentionStyle style, bool backward,
-                  KernelChoice choice) {
-  const auto total = [&](const testing::AttentionStyle& of, int layers) {
-    int64_t sum = 0;
-    for (const auto& [name, calls] : counts(plan, of, layers, choice)) sum += calls;
-    return sum;
-  };
-  const auto both_layers = [&](bool with_backward) {
+/// One pass of one layer on one rank.
+struct OfALayer {
+  double calls, copied_kib;
+};
+
+/// Forward and backward, by what the second and third layer add.
+std::pair<OfALayer, OfALayer> of_a_layer(const Plan& plan, testing::AttentionStyle style,
+                                         KernelChoice choice) {
+  const auto passes = [&](bool with_backward) {
     style.backward = with_backward;
-    return static_cast<double>(total(style, 3) - total(style, 1));
+    const Counts three = counts(plan, style, 3, choice), one = counts(plan, style, 1, choice);
+    const double parts = 2. * plan.cluster.num_servers();
+    return OfALayer{static_cast<double>(three.calls - one.calls) / parts,
+                    static_cast<double>(three.copied - one.copied) / 1024 / parts};
   };
-  const double forward = both_layers(false);
-  return (backward ? both_layers(true) - forward : forward) / 2 / plan.cluster.num_servers();
+  const OfALayer forward = passes(false), both = passes(true);
+  return {forward, {both.calls - forward.calls, both.copied_kib - forward.copied_kib}};
 }
 
 struct Expected {
@@ -94,14 +100,20 @@ TEST(operator_count, a_layer_calls_few) {
         Expected{"balanced, within", balanced, Overlap::kWithin, 16, 48.25, 14, 45},
         Expected{"greedy", greedy, Overlap::kNone, 15, 43.75, 14.5, 53.75},
         Expected{"greedy, split-KV", cut, Overlap::kNone, 129.5, 75.75, 129.25, 108.75}}) {
+    double most_forward = 0, most_backward = 0;  // KiB copied with ATen's operators
     for (const KernelChoice choice : {KernelChoice::kAten, KernelChoice::kFa4}) {
       const bool is_flash4 = choice == KernelChoice::kFa4;
-      const double of_forward = of_a_layer(plan, {.overlap = overlap}, false, choice);
-      const double of_backward = of_a_layer(plan, {.overlap = overlap}, true, choice);
-      fmt::print("{}, {}: {} tasks, {:.2f} forward, {:.2f} backward\n", name, kernel_name(choice),
-                 plan.tasks.size(), of_forward, of_backward);
-      EXPECT_LE(of_forward, is_flash4 ? flash4_forward : forward) << name;
-      EXPECT_LE(of_backward, is_flash4 ? flash4_backward : backward) << name;
+      const auto [of_forward, of_backward] = of_a_layer(plan, {.overlap = overlap}, choice);
+      fmt::print(
+          "{}, {}: {} tasks; forward {:.2f} operators, {:.1f} KiB copied; backward {:.2f}, "
+          "{:.1f}\n",
+          name, kernel_name(choice), plan.tasks.size(), of_forward.calls, of_forward.copied_kib,
+          of_backward.calls, of_backward.copied_kib);
+      EXPECT_LE(of_forward.calls, is_flash4 ? flash4_forward : forward) << name;
+      EXPECT_LE(of_backward.calls, is_flash4 ? flash4_backward : backward) << name;
+      if (!is_flash4) most_forward = of_forward.copied_kib, most_backward = of_backward.copied_kib;
+      EXPECT_LE(of_forward.copied_kib, most_forward) << name;
+      EXPECT_LE(of_backward.copied_kib, most_backward) << name;
     }
   }
 }

@@ -50,7 +50,11 @@ int64_t deterministic_probe_tokens(const Config& config) {
   if (!config.on_cuda() || !config.train.deterministic || config.train.steps == 0) return 0;
   // ATen's kernel is measured, which FlashAttention 4 may stand for.
   const KernelRequest request = kernel_request(config);
-  if (request.choice == KernelChoice::kFa4 || !request.measured.forward.empty()) return 0;
+  const bool may_be_flash4 =
+      request.choice == KernelChoice::kFa4 ||
+      (request.choice == KernelChoice::kAuto &&
+       std::ranges::count(request.measured.backward, KernelChoice::kFa4) > 0);
+  if (may_be_flash4) return 0;
   // The fused operators choose by it how they sum; matrix products, which compute the rest, do not.
   // Windows are left out of what is measured, so a layer has to see all keys where they decide.
   const kernels::Task task{.q_tokens = 1,

@@ -16,7 +16,7 @@ namespace {
 
 ComputePeak peak(int ranks, const Config& config) {
   ComputePeak result;
-  run_ranks(ranks, {}, [&](Communicator& comm) {
+  run_ranks(ranks, {.timeout_s = 300}, [&](Communicator& comm) {  // there may be hundreds
     const ComputePeak mine = measure_peak(config, comm);
     if (comm.rank() == 0) result = mine;
   });
@@ -64,6 +64,8 @@ TEST(ComputePeak, the_price_of_deterministic_attention_is_measured_where_there_i
   EXPECT_EQ(tokens({cuda, threads, nano, "model.sliding_window=100"}), 0) << "matrix products";
   EXPECT_EQ(tokens({cuda, threads, nano, bf16, "model.sliding_window=100"}), 8192);
   EXPECT_EQ(tokens({cuda, threads, nano, "model.dtype=float64"}), 0) << "matrix products";
+  EXPECT_EQ(tokens({cuda, threads, bf16, nano, "attention.kernel=aten"}), 8192);
+  EXPECT_EQ(tokens({cuda, threads, bf16, nano, "attention.kernel=fa4"}), 0);
   EXPECT_EQ(tokens({bf16, nano}), 0) << "on the CPU";
   EXPECT_EQ(peak(2, load_config("", {"attention.kernel=aten"})).deterministic_times, 0);
 }

@@ -273,13 +273,17 @@ def main(out, arch, head_dim, dtype, heads_of_a_key_head, how):
     start = time.monotonic()
     versions()
     with alone(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-        if how == "share" and is_ours(out):
+        if how == "share" and (out / "manifest.json").is_file():
             return  # another one was faster
+        if how == "keep" and out.exists():
+            raise BadInput(f"{out} exists; --overwrite replaces it")
         made = Path(folder) / "made"
         made.mkdir()
         try:
             size = build(made, arch, int(head_dim), dtype, int(heads_of_a_key_head))
-        except (ImportError, AttributeError, TypeError, ValueError, AssertionError) as fault:
+        except (BadInput, OSError):
+            raise
+        except Exception as fault:  # of the packages and their compiler
             raise BadInput(f"flash-attn-4 {versions()['flash-attn-4']} cannot be compiled as {TRIED} can: "
                            f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}") from fault
         put(made, out)

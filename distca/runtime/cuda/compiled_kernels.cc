@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
@@ -127,11 +129,12 @@ struct CompiledKernels::Object {
               KernelArguments::Value* result) = nullptr;
   void (*set_stream)(void* stream) = nullptr;
   const char* (*error)() = nullptr;
+  mutable std::atomic<bool> was_called = false;
 };
 
 const CompiledKernels::Object* CompiledKernels::load(const std::filesystem::path& file,
                                                      const std::string& sha256) {
-  std::unique_ptr<const Object>& object = objects_[file.filename()];
+  std::unique_ptr<const Object>& object = objects_[file.string()];
   if (object) return object.get();
   const bool is_whole = sha256_hex(read_file(file, ErrorKind::kConfig)) == sha256;
   DISTCA_THROW_IF(!is_whole, ErrorKind::kConfig,
@@ -220,10 +223,15 @@ void CompiledKernels::call(KernelMask mask, KernelStep step, const KernelArgumen
   const char* const name = kKernelSteps[static_cast<size_t>(step)];
   DISTCA_CHECK(object != nullptr, "no kernel {} of the mask {}", name,
                kKernelMasks[static_cast<size_t>(mask)]);
+  // The first call brings the code to the device, and ranks that are threads share the object.
+  static std::mutex first_calls;
+  std::unique_lock first_call(first_calls, std::defer_lock);
+  if (!object->was_called) first_call.lock();
   object->set_stream(stream);
   KernelArguments::Value result;
   const int code = object->call(nullptr, arguments.values_.data(),
                                 static_cast<int32_t>(arguments.values_.size()), &result);
+  if (code == 0) object->was_called = true;
   DISTCA_THROW_IF(code != 0, ErrorKind::kConfig, "the kernel {} of {} refuses its call: {}", name,
                   name_, object->error());
 }
