@@ -25,6 +25,8 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr double kGrace = 2;  // seconds
+/// Core attention takes many times as long as all that is between two waits besides.
+const Words kLongOperations = {"attention.kernel=reference", "batch.nano_batch_tokens=2048"};
 
 class FailureTest : public TrainingTest {
  protected:
@@ -33,7 +35,8 @@ class FailureTest : public TrainingTest {
   double timeout() const {
     static const double seconds = [this] {
       const auto begin = std::chrono::steady_clock::now();
-      succeed(TrainingTest::arguments({"--workers", "3", "train.steps=3"}, "measured"));
+      succeed(TrainingTest::arguments(joined({"--workers", "3", "train.steps=3"}, kLongOperations),
+                                      "measured"));
       return std::max(
           5., std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }();
@@ -148,7 +151,8 @@ class HeldThread {
   /// a rank computes without a wait depends on the machine, so that is found by trying.
   void hold() {
     held_ = ptrace(PTRACE_SEIZE, process_, nullptr, nullptr) == 0;
-    for (double seconds = 0.002; held_;) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(kPatience);
+    for (double seconds = 0.004; held_ && std::chrono::steady_clock::now() < end;) {
       if (!computes_for(seconds)) {
         seconds /= 2;
       } else if (stops_in_computing()) {
@@ -162,7 +166,7 @@ class HeldThread {
     for (int status = 0; held_ && waitpid(process_, &status, __WALL) == process_;)
       held_ = !WIFEXITED(status) && !WIFSIGNALED(status);
   }
-  /// Returns whether the thread, within half a second, has computed this long and waited for
+  /// Returns whether the thread, within two seconds, has computed this long and waited for
   /// nothing. An ended process has.
   bool computes_for(double seconds) {
     since_ = computed();
@@ -172,7 +176,7 @@ class HeldThread {
           if (now.waits != since_.waits) since_ = now;
           return now.nanoseconds >= since_.nanoseconds + static_cast<int64_t>(seconds * 1e9);
         },
-        0.5, 1e-4);
+        2, 1e-4);
   }
   /// Stops the thread. Returns true if it was still computing then, or has ended. A wait for
   /// another rank is outside of system calls only for moments, but may be stopped in them.
@@ -202,7 +206,7 @@ class HeldThread {
 };
 
 TEST_P(LostStageTest, a_slow_rank_is_named_with_its_stage) {
-  ASSERT_NO_FATAL_FAILURE(start_stages());
+  ASSERT_NO_FATAL_FAILURE(start_stages(kLongOperations));
   const HeldThread slow(program_->pid_of_rank(GetParam()));
   if (!slow.held()) GTEST_SKIP() << "this system lets nobody hold a thread (ptrace)";
   EXPECT_THAT(
@@ -216,7 +220,9 @@ INSTANTIATE_TEST_SUITE_P(stages, LostStageTest, ::testing::Values(0, 1, 2));
 
 class LostTensorRankTest : public FailureTest {
  protected:
-  void start_partners() { start({"--workers", "4", "parallel.tensor_model_parallel_size=2"}, 4); }
+  void start_partners(const Words& more = {}) {
+    start(joined({"--workers", "4", "parallel.tensor_model_parallel_size=2"}, more), 4);
+  }
 };
 
 TEST_F(LostTensorRankTest, a_killed_partner_is_named_with_its_index) {
@@ -234,7 +240,7 @@ TEST_F(LostTensorRankTest, a_stopped_partner_is_named_with_its_index) {
 }
 
 TEST_F(LostTensorRankTest, a_slow_partner_is_named_with_its_index) {
-  ASSERT_NO_FATAL_FAILURE(start_partners());
+  ASSERT_NO_FATAL_FAILURE(start_partners(kLongOperations));
   const HeldThread slow(program_->pid_of_rank(2));
   if (!slow.held()) GTEST_SKIP() << "this system lets nobody hold a thread (ptrace)";
   EXPECT_THAT(last_line_after(0, 2),

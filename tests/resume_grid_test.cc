@@ -137,7 +137,7 @@ TEST_F(ResumeGrid, a_pipeline_of_which_one_rank_is_stopped_saves_and_goes_on_bit
   program_.emplace(arguments(slow));
   ASSERT_TRUE(wait_for_steps(3));
   kill(program_->pid_of_rank(3), SIGTERM);
-  const Outcome outcome = program_->wait(60);
+  const Outcome outcome = program_->wait();
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   ASSERT_THAT(saved(), SizeIs(1)) << outcome.err;
   EXPECT_LT(saved().front(), 24);

@@ -8,7 +8,7 @@ import traceback
 
 import torch.distributed as dist
 
-SECONDS = 300  # that ranks may take for one function, on a machine that has other work
+SECONDS = 900  # that ranks may take for one function, on a machine that has other work
 
 
 def _serve(pipe, rank, size, port, folders, environment):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
-SECONDS = 300
+SECONDS = 900
 # (script, what it needs, the lines by which it differs at most, by how much losses may differ)
 EXAMPLES = [("ddp_loop.py", "torch", 1, 1e-5), ("megatron_core.py", "megatron.core", 2, 1e-5),
             ("finetune_trainer.py", "accelerate", 2, 1e-4), ("fsdp2_ping_pong.py", "transformers", 2, 1e-5)]

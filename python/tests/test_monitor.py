@@ -20,7 +20,7 @@ event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.ev
 record_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 
 ENVIRONMENT = {**os.environ, "DISTCA_PYTHON": sys.executable}
-SECONDS = 300
+SECONDS = 900
 
 
 def line_of(step, hour=2, **more):

@@ -56,6 +56,7 @@ class Running:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.files = [tempfile.TemporaryFile() for _ in range(2)]
         known = {name: value for name, value in os.environ.items() if not name.startswith(("DISTCA_", "SLURM_", "OMPI_", "PMI"))}
+        known.setdefault("OMP_NUM_THREADS", "2")  # threads take memory, and a machine may have many cores
         self.process = subprocess.Popen(
             [str(word) for word in words], cwd=self.folder, env=known | {name: str(value) for name, value in environment.items()},
             stdin=subprocess.DEVNULL, stdout=self.files[0], stderr=self.files[1], start_new_session=True,
