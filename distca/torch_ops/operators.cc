@@ -32,6 +32,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr int64_t kNoLayer = -1;
+// Attention that this rank computes alone and that has no backward: a recomputation computes anew.
+constexpr int64_t kAlone = -2;
 
 ScalarType scalar_type_of(at::ScalarType type) {
   for (const ScalarType ours :
@@ -186,7 +188,7 @@ Tensor dispatch(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
                 std::string kernel) {
   const auto of = Handles<Step>::all().of(step);
   std::shared_ptr<Call> call;
-  if (torch::autograd::get_current_graph_task_id() != -1) {  // within a backward
+  if (layer != kAlone && torch::autograd::get_current_graph_task_id() != -1) {  // in a backward
     if (layer != kNoLayer) call = of->call(layer);
     DISTCA_THROW_IF(
         !call, ErrorKind::kUsage,

@@ -1,5 +1,6 @@
 """Plans one batch ahead, in a thread, while the step before it runs."""
 
+import copy
 import functools
 import warnings
 import weakref
@@ -171,8 +172,8 @@ def _class_of(kind, shown):
 
 
 def _state_of(loader):
-    """A stateful loader's state. Accelerate's loaders keep theirs as an attribute, among _PROGRESS."""
-    return loader.state_dict() if hasattr(loader, "state_dict") and not hasattr(loader, "gradient_state") else None
+    """A stateful loader's state, which it may change later. Accelerate's loaders keep theirs among _PROGRESS."""
+    return copy.deepcopy(loader.state_dict()) if hasattr(loader, "state_dict") and not hasattr(loader, "gradient_state") else None
 
 
 def _progress_of(loader) -> dict:

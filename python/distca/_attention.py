@@ -41,6 +41,7 @@ from distca._ping_pong import give_way
 from distca._served import checked, documents_of, in_pieces, refuse_extras, state_of
 
 _NO_LAYER = -1
+_ALONE = -2  # the rank's own attention, without a backward
 _MULTIPLE = 8  # of which head_dim is for the kernels; others are padded
 
 
@@ -161,7 +162,7 @@ def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_
 
         name, work = (name_of(group), served.linear_work) if is_shared else ("", 0)
         step = _forward_of(cu_seqlens_q, name, served.layer, begin).step if is_shared else _local_step(cu_seqlens_q, begin)
-    number = served.layer if is_shared else _NO_LAYER
+    number = served.layer if is_shared else _ALONE
     return Handle(ops.dispatch(q, k, v, step, number, served.scale, served.window_left, work, kernel), (q, k, v),
                   head_dim_v)
 

@@ -28,7 +28,8 @@ def find_documents(shape, given) -> list:
     if positions is None:
         return [row * tokens for row in range(rows + 1)] if tokens else [0]
     if positions.dim() != 2 or positions.shape[1] != tokens or positions.shape[0] not in (1, rows):
-        raise ValueError(f"position_ids have shape {list(positions.shape)}: {list(shape)}, one position for a token")
+        raise ValueError(f"position_ids have shape {list(positions.shape)}: {list(shape)}, one position for a token; those of images "
+                         "are not served")
     begins = torch.ones(rows, tokens, dtype=torch.bool, device="cpu")
     begins[:, 1:] = positions.diff(dim=1) != 1
     return [*begins.flatten().nonzero().flatten().tolist(), rows * tokens]
@@ -80,7 +81,8 @@ def _rest_of(given) -> dict:
     rest = {name: value for name, value in given.items() if name not in _OF_TOKENS + _OF_DOCUMENTS}
     for name, value in rest.items():
         if any(isinstance(one, torch.Tensor) and one.numel() > 1 for one in tree_leaves(value)):
-            raise ValueError(f"{name} cannot be dealt to nano-batches: nano_batches=1, and no empty batch")
+            raise ValueError(f"{name} has no value for each token, so it cannot be divided: attach with nano_batches=1, and give each "
+                             "rank tokens")
     return rest
 
 

@@ -1,6 +1,7 @@
 """Steps whose tokens are dealt over the ranks of a group: `distca.shard` and `distca.unshard`."""
 
 import sys
+import warnings
 from itertools import islice
 
 import torch
@@ -45,7 +46,9 @@ def shard(loader, shape: Shape, *, group=None, at_once: int | None = None, accum
     has other items, or does not come.
     """
     head_dim = shape.head_dim + -shape.head_dim % 8  # of any size in attention, which rounds it up, too
-    return steps(Dealer(group, shape._replace(head_dim=head_dim), at_once, 1, gradients), loader, accumulate)
+    dealer = Dealer(group, shape._replace(head_dim=head_dim), at_once, 1, gradients)
+    warn_of_scheduler(dealer, loader)
+    return steps(dealer, loader, accumulate)
 
 
 def steps(dealer, loader, accumulate=1):
@@ -71,6 +74,14 @@ def check_accelerate(loader, accumulate=1):
         (accumulate > 1 and counted > 1, f"accumulate = {accumulate} and gradient_accumulation_steps = {counted} of Accelerate, "
                                          "whose backward divides by it: one of the two"),
     )
+
+
+def warn_of_scheduler(dealer, loader):
+    """A scheduler that Accelerate has prepared takes each step for one batch of every rank."""
+    if hasattr(loader, "gradient_state") and dealer.at_once < dealer.ranks:
+        warnings.warn(f"at_once = {dealer.at_once}: a learning-rate scheduler from accelerator.prepare goes on by "
+                      f"{dealer.ranks} in each step; keep it out of prepare, or Accelerator(step_scheduler_with_optimizer=False)",
+                      stacklevel=3)
 
 
 def unshard(values: torch.Tensor, batch) -> torch.Tensor:

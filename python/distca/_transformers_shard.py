@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from distca._deal import IGNORED, Dealer
+from distca._deal import DEALT, IGNORED, Dealer, is_cut
+from distca._nano_batches import CACHES
 from distca._served import refuse
-from distca._transformers_attention import AS_VALUES, under_way
+from distca._transformers_attention import AS_VALUES, NAME, under_way
 from distca.plan import Shape
 
 _ROWS = 4096  # whose losses are computed at once
 _SAME = 0.05  # the relative difference that rounding makes at most; what mixes tokens makes about 1
+_LOSS_OF_ROUTERS = "output_router_logits: the loss of routers is a mean over a rank's rows, set it to False"
 _OF_ROWS = {"dynamic", "longrope"}  # kinds of RoPE whose frequencies follow the largest position of a rank's own rows
 
 
@@ -41,16 +43,40 @@ def dealer_of(model, decoder, attached, at_once, gradients, nano_batches=None) -
                        "over ranks are not served"),
         (not attached.takes_positions, f"{name} takes no position_ids that begin with 0: documents that are cut over ranks are "
                                        "not served"),
-        (bool(getattr(config, "output_router_logits", False)), "output_router_logits: the loss of routers is a mean over a rank's "
-                                                               "rows, set it to False"),
+        (bool(getattr(config, "output_router_logits", False)), _LOSS_OF_ROUTERS),
     )
     if not _keeps_rows_apart(decoder):
         raise ValueError(f"{name} mixes tokens by something else than attention: documents that are cut over ranks are not served")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     shape = Shape(heads, getattr(config, "num_key_value_heads", None) or heads, head_dim + -head_dim % 8)
     count = attached.nano_batches if nano_batches is None else nano_batches
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     device = next((weight.device for weight in decoder.parameters() if not weight.is_meta), torch.device("cpu"))
-    return Dealer(attached.group, shape, at_once, count, gradients, device)
+    dealer = Dealer(attached.group, shape, at_once, count, gradients, device)
+    refuse((dealer.ranks == world and (getattr(model, "_tp_size", None) or 1) > 1,
+            f"{name} is divided by tensor parallelism, whose ranks have the same tokens: attach it to a group of one of each"))
+    return dealer
+
+
+def check_step(module, given, dealt):
+    """Raises ValueError unless a model that gets tokens of a step is called with what `shard` has dealt, and computes its
+    attention by distca. dealt: None where the call has none."""
+    tokens = given.get("input_ids", given.get("inputs_embeds"))
+    if dealt is None:
+        refuse((isinstance(tokens, torch.Tensor) and is_cut(tokens),
+                f"these tokens are of a step of distca.transformers.shard, whose documents lie on many ranks, and its item {DEALT} is "
+                "missing: give the attached model the whole batch, model(**batch)"))
+        return
+    config = module.config.get_text_config()
+    shape, rows = None if tokens is None else list(tokens.shape[:2]), sum(dealt.rows)
+    refuse(
+        (config._attn_implementation != NAME,
+         f"attention of the model is {config._attn_implementation}, which knows no pieces of documents"),
+        (shape != [1, rows], f"the model is called with {shape} tokens, and shard dealt another batch"),
+        ("position_ids" not in given, "the batch of a step has position_ids, and the model is called without them"),
+        (not CACHES.isdisjoint(given), "a KV cache is not served with pieces of documents"),
+        (bool(given.get("output_router_logits", getattr(config, "output_router_logits", False))), _LOSS_OF_ROUTERS),
+    )
 
 
 def _can_be_tried(model) -> bool:
@@ -92,7 +118,10 @@ def own_loss_of(model) -> str | None:
     One token counts, the first, of which nothing is left where a model shifts labels again.
     """
     if not _can_be_tried(model):
-        return None
+        made_by = next(kind for kind in type(model).__mro__ if "forward" in vars(kind))
+        if made_by.__module__.startswith("transformers."):
+            return None
+        return f"the loss of {made_by.__name__} cannot be tried where weights are sharded or missing"
     with _tried(model) as tokens:
         targets = torch.full_like(tokens, IGNORED)
         targets[0, 0] = 1
@@ -110,6 +139,17 @@ def _rope_kinds(module) -> set:
     """Of one module: a name, or one for each kind of layer."""
     kind = getattr(module, "rope_type", None)
     return set(kind.values()) if isinstance(kind, dict) else {kind} if isinstance(kind, str) else set()
+
+
+def most_positions(model) -> float:
+    """How long a document may be where frequencies of RoPE are to be the same for all nano-batches of a forward."""
+    if not any(kind in _OF_ROWS for module in model.modules() for kind in _rope_kinds(module)):
+        return math.inf
+    config = model.config.get_text_config()
+    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    of_kinds = [given, *(one for one in given.values() if isinstance(one, dict))]
+    known = [one["original_max_position_embeddings"] for one in of_kinds if one.get("original_max_position_embeddings")]
+    return min([*known, config.max_position_embeddings])
 
 
 def evaluated(dealer, loader, model) -> Evaluation:

@@ -30,6 +30,7 @@ def shard_trainer(trainer, dealer, of_evaluation, own_loss):
         (trainer.label_smoother is not None, "label_smoothing_factor: its loss shifts labels that are shifted already, set it to 0"),
         (not args.average_tokens_across_devices, "average_tokens_across_devices = False: ranks have unequal numbers of targets, "
                                                  "set it to True"),
+        (bool(args.neftune_noise_alpha), "neftune_noise_alpha: its noise is scaled by the rows of a rank, and not served"),
         (accelerator.distributed_type == DistributedType.DEEPSPEED, "DeepSpeed is not served: DDP or FSDP2"),
         (accelerator.dispatch_batches is True, "dispatch_batches = True: each rank reads its own batches, set it to False"),
         (dealer.ranks != accelerator.num_processes, f"the model shares attention among {dealer.ranks} ranks, and the trainer has "
@@ -68,8 +69,8 @@ def shard_trainer(trainer, dealer, of_evaluation, own_loss):
 
     def compute_loss(model, inputs, return_outputs=False, num_items_in_batch=None):
         """An evaluation's loss is divided by the targets of all ranks, too: SFTTrainer's own would be by each rank's."""
-        dealt = of_evaluation.under_way
-        if dealt is not None:
+        dealt = inputs.get(DEALT)
+        if dealt is not None and dealt is of_evaluation.under_way:
             num_items_in_batch = torch.tensor(max(1, dealt.targets), device=args.device)
         return loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
 

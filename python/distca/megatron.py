@@ -199,7 +199,7 @@ def _check_mask(mask, s, ones_are_ignored, context=None):
         return
     is_causal = s is not None and _is_causal(mask, s, context)
     if not is_causal and not (ones_are_ignored and mask.bool().all()):
-        raise ValueError("attention_mask beside packed_seq_params: None" if s is None else
+        raise ValueError("attention_mask beside packed_seq_params: pass attention_mask=None" if s is None else
                          "attention_mask is not the causal one: padding is not served, and documents are given by "
                          "packed_seq_params with qkv_format = 'thd'")
     if found:

@@ -38,10 +38,10 @@ from distca._deal import DEALT  # noqa: E402
 from distca._nano_batches import CACHES, parts_of, positions_of, run_in_parts  # noqa: E402
 from distca._ping_pong import require_greenlet  # noqa: E402
 from distca._served import KERNELS, in_pieces, refuse  # noqa: E402
-from distca._shard import steps  # noqa: E402
+from distca._shard import steps, warn_of_scheduler  # noqa: E402
 from distca._transformers_attention import AS_SDPA, AS_VALUES, NAME, Documents, forward_under_way, under_way  # noqa: E402
 from distca._transformers_config import attention_before, give_attention_back, take_attention  # noqa: E402
-from distca._transformers_shard import Evaluation, dealer_of, evaluated, own_loss_of  # noqa: E402
+from distca._transformers_shard import Evaluation, check_step, dealer_of, evaluated, most_positions, own_loss_of  # noqa: E402
 
 __all__ = ["attach", "cu_seqlens_of", "detach", "evaluate", "shard"]
 
@@ -52,6 +52,7 @@ class _Attached:
     group: object
     linear_work: int  # as in distca.attention
     kernel: str  # likewise
+    most_positions: float  # that a document has where it may be in a nano-batch
     takes_positions: bool  # whether position_ids that begin with 0 say what the decoder does without them
     before: dict  # the attention that the model's configuration and those in it had
 
@@ -100,7 +101,7 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None, kernel: st
         require_greenlet()
     decoder = _decoder_of(model)
     attached = _Attached(nano_batches, group, _linear_work(model) if nano_batches == 2 else 0, kernel,
-                         _takes_positions(decoder), attention_before(model))
+                         most_positions(model), _takes_positions(decoder), attention_before(model))
     take_attention(model, attached.before)
     _replace(decoder, _decoder_forward, attached)
     if decoder is not model:
@@ -191,6 +192,7 @@ def shard(loader, model: PreTrainedModel | None = None, *, at_once: int | None =
         if line is not None:
             warnings.warn(f"{line}: steps have no labels, compute the loss of the logits and shift_labels", stacklevel=2)
         dealer.gives_labels = line is None
+        warn_of_scheduler(dealer, loader)
         return steps(dealer, loader, accumulate)
     from distca._transformers_trainer import shard_trainer
 
@@ -302,8 +304,7 @@ def _given(signature, arguments, keywords) -> dict:
 def _begin(module, attached, given, ahead, dealt):
     """The call that a forward is; AS_SDPA; or None if it has no tokens, or another attention is set. Sends nothing."""
     tokens = _tokens_of(given)
-    if dealt is not None:
-        _check_dealt(module, given, dealt)
+    check_step(module, given, dealt)
     if tokens is None or module.config.get_text_config()._attn_implementation != NAME:
         return None
     trains = torch.is_grad_enabled() and (
@@ -320,19 +321,6 @@ def _begin(module, attached, given, ahead, dealt):
     elif parts is None or len(parts) != count:
         parts = parts_of(shape, given, count)
     return _Call(shape, parts, trains, "position_ids" in given)
-
-
-def _check_dealt(module, given, dealt):
-    """Raises ValueError unless the model is called with what `shard` has dealt, and computes its attention by distca."""
-    tokens = _tokens_of(given)
-    shape, rows = None if tokens is None else list(tokens.shape[:2]), sum(dealt.rows)
-    refuse(
-        (module.config.get_text_config()._attn_implementation != NAME,
-         f"attention of the model is {module.config.get_text_config()._attn_implementation}, which knows no pieces of documents"),
-        (shape != [1, rows], f"the model is called with {shape} tokens, and shard dealt another batch"),
-        ("position_ids" not in given, "the batch of a step has position_ids, and the model is called without them"),
-        (not CACHES.isdisjoint(given), "a KV cache is not served with pieces of documents"),
-    )
 
 
 def _forward(model, inner, signature, attached, arguments, keywords):
@@ -407,6 +395,11 @@ def _check_decoder(given, attached, call):
                     for part in call.parts if len(part.tokens))
     if documents > call.shape[0] and (not takes or has_lost_them):
         raise ValueError("the model takes no position_ids that begin with 0: it is served with one document in each row")
+    if len(call.parts) > 1 and attached.most_positions < math.inf:
+        longest = max(int(part.cu_seqlens.diff().max()) for part in call.parts if not in_pieces(part.cu_seqlens))
+        if longest > attached.most_positions:
+            raise ValueError(f"a document has {longest} tokens, and from {attached.most_positions} on, the frequencies of this model's "
+                             "RoPE follow the longest document of a nano-batch: nano_batches=1")
     is_dealt = len(call.parts) > 1 or not len(call.parts[0].tokens)
     if takes and "position_ids" not in given and (documents > call.shape[0] or is_dealt):
         given["position_ids"] = positions_of(call.shape, call.parts).to(tokens.device)
@@ -435,7 +428,7 @@ def _check_call(model, given, mask, trains):
         (mask == "padding", "padded batches are not served: pack documents with DataCollatorWithFlattening"),
         (given.get("output_attentions") or model.config.output_attentions,
          "output_attentions: attention returns no probabilities"),
-        ("token_type_ids" in given, "token_type_ids may change the mask: not served"),
+        ("token_type_ids" in given, "token_type_ids may change the mask: leave them out of the batch"),
         (dtype == torch.float16 or torch.is_autocast_enabled(tokens.device.type)
          and torch.get_autocast_dtype(tokens.device.type) == torch.float16,
          "float16 is not served: torch.float32, torch.bfloat16 or torch.float64"),

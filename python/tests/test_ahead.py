@@ -122,6 +122,30 @@ def test_is_a_loader_like_the_one_within():
     assert [batch["n"] for batch in ours.plan_ahead([{"n": 1}, {"n": 2}])] == [1, 2]  # of a single rank
 
 
+class Counting:
+    """A loader whose state is one dictionary, which it changes."""
+
+    def __init__(self):
+        self.state = {"batches": 0}
+
+    def __iter__(self):
+        for _ in range(3):
+            self.state["batches"] += 1
+            yield {"n": self.state["batches"]}
+
+    def state_dict(self):
+        return self.state
+
+
+def states():
+    ahead = ours.plan_ahead(Counting(), lambda batch: cu_seqlens_of([5]))
+    return [(batch["n"], ahead.state_dict()["batches"]) for batch in ahead]
+
+
+def test_a_state_is_that_of_the_batch_that_trains(two_ranks):
+    assert two_ranks.run(states) == [[(1, 1), (2, 2), (3, 3)]] * 2
+
+
 def unequal_tokens(linear_work):
     """Pairs that this rank computes, seen by the bytes that it gives away: the longer rank gives more."""
     torch.manual_seed(3)

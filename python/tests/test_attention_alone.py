@@ -4,6 +4,7 @@ import pytest
 import torch
 from attention_model import cu_seqlens_of, distance, qkv, sdpa, worst
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 import distca as ours
 from distca import _group as group
@@ -102,6 +103,24 @@ def test_refuses_by_name(change, line):
         call(change)
     assert str(refused.value) == line
     assert group.alone() == before
+
+
+def test_frozen_attention_may_be_recomputed():
+    x, weight = torch.randn(sum(LENGTHS), 2, 8), torch.ones(8, requires_grad=True)
+
+    def layer(x):
+        return ours.attention(x, x, x, CU_SEQLENS, CU_SEQLENS, layer=0) * weight
+
+    checkpoint(layer, x, use_reentrant=False).sum().backward()
+    wanted = ours.attention(x, x, x, CU_SEQLENS, CU_SEQLENS).sum((0, 1))
+    assert torch.allclose(weight.grad, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_an_o_that_is_combined_twice_is_refused():
+    inputs, _ = qkv(sum(LENGTHS))
+    handle = ours.core_attention(ours.dispatch(*inputs, CU_SEQLENS, CU_SEQLENS, layer=0))
+    with pytest.raises(RuntimeError, match="combine was called twice for one dispatch: use its O twice"):
+        (ours.combine(handle) + ours.combine(handle)).sum().backward()
 
 
 def test_operators_know_shapes_without_data():

@@ -139,7 +139,7 @@ CALLS = [
     (dict(packed_seq_params=packed(local_cp_size=2)), "packed_seq_params.local_cp_size = 2 is not served: all documents"),
     (dict(packed_seq_params=packed(cp_group=types.SimpleNamespace(size=lambda: 2))),
      "packed_seq_params.cp_group has several ranks, and context_parallel_size = 1: as many"),
-    (dict(packed_seq_params=packed(), attention_mask=FULL), "attention_mask beside packed_seq_params: None"),
+    (dict(packed_seq_params=packed(), attention_mask=FULL), "attention_mask beside packed_seq_params: pass attention_mask=None"),
     (dict(packed_seq_params=packed(), **NO_MASK), "attn_mask_type = AttnMaskType.no_mask: causal or padding_causal"),
     (dict(attention_bias=torch.zeros(7, 7)), "attention_bias is not served"),
     (dict(attention_mask=FULL), "attention_mask is not the causal one: padding is not served"),

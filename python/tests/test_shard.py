@@ -257,6 +257,8 @@ WORDS, NEXT = torch.tensor([[4, 2, 7, 7, 1, 3]]), torch.tensor([[2, 7, 7, 1, 3, 
      ["rank 0: attention_mask is not all ones: a batch that is dealt over ranks is packed"] * 2),
     ([[{"input_ids": WORDS, "labels": NEXT}], [None]], (),
      ["rank 0: labels are the next tokens already, and shard shifts labels: call them shift_labels"] * 2),
+    ([[{"input_ids": WORDS.repeat(1, 2), "labels": NEXT.repeat(1, 2).masked_fill(NEXT.repeat(1, 2) == -100, 9)}], [None]], (),
+     ["rank 0: labels are the next tokens already"] * 2),  # with an end of each document
     ([[{"input_ids": WORDS[0]}], [None]], (),
      ["rank 0: a batch that is dealt over ranks has input_ids [rows, tokens], this one has [6]"] * 2),
     ([[{"input_ids": WORDS, "distca_dealt": 1}], [None]], (),

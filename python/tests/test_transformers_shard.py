@@ -193,19 +193,50 @@ def test_another_call_than_what_was_dealt_is_refused():
         model(**batch)
 
 
-def half_a_batch():
+def half_a_batch(copied, trains):
     model = make("llama")
     distca.transformers.attach(model)
     try:
         for batch in distca.transformers.shard([packed(documents_of([500], seed=dist.get_rank()))], model):
-            model(**{name: value for name, value in batch.items() if isinstance(value, torch.Tensor)})
-    except RuntimeError as error:
+            with torch.set_grad_enabled(trains):
+                model(**{name: value.clone() if copied else value for name, value in batch.items() if isinstance(value, torch.Tensor)})
+    except (RuntimeError, ValueError) as error:
         return str(error)
 
 
-def test_a_batch_without_its_pieces_is_found(two_ranks):
-    line = "a batch of distca.transformers.shard has an item distca_dealt, and attention was called without it"
-    assert all(found.startswith(line) for found in two_ranks.run(half_a_batch))
+@pytest.mark.parametrize("copied, trains, line", [
+    (False, True, "these tokens are of a step of distca.transformers.shard, whose documents lie on many ranks"),
+    (False, False, "these tokens are of a step of distca.transformers.shard, whose documents lie on many ranks"),
+    (True, True, "a batch of distca.transformers.shard has an item distca_dealt, and attention was called without it"),
+])
+def test_a_batch_without_its_pieces_is_found(two_ranks, copied, trains, line):
+    assert all(found.startswith(line) for found in two_ranks.run(half_a_batch, copied, trains))
+
+
+def test_a_loss_of_routers_is_refused_in_a_call_too():
+    model = make("llama")
+    distca.transformers.attach(model)
+    (batch,) = distca.transformers.shard([packed(documents_of([9, 4]))], model)
+    with pytest.raises(ValueError, match="output_router_logits: the loss of routers is a mean over a rank's rows"):
+        model(**batch, output_router_logits=True)
+
+
+def test_documents_whose_rope_would_follow_a_nano_batch_are_refused():
+    one, two = make("llama", **DYNAMIC), make("llama", **DYNAMIC)
+    distca.transformers.attach(one)
+    distca.transformers.attach(two, nano_batches=2)
+    short = packed(documents_of([256, 20]))
+    assert torch.allclose(one(**short).logits, two(**short).logits, atol=1e-5)
+    with pytest.raises(ValueError, match="a document has 300 tokens, and from 256 on, the frequencies of this model's RoPE follow"):
+        two(**packed(documents_of([300, 20])))
+
+
+def test_ranks_of_tensor_parallelism_are_dealt_no_tokens_of_their_own():
+    model = make("llama")
+    distca.transformers.attach(model)
+    model._tp_size = 2
+    with pytest.raises(ValueError, match="LlamaForCausalLM is divided by tensor parallelism"):
+        distca.transformers.shard([], model)
 
 
 @pytest.mark.parametrize("call", [lambda model: distca.transformers.shard([], model), distca.transformers.cu_seqlens_of,

@@ -39,6 +39,11 @@ def test_a_loss_of_its_own_gets_no_labels_that_are_shifted_already(tmp_path):
     assert "shift_labels" in batch and "labels" not in batch
     with pytest.raises(ValueError, match="the loss of OwnLoss .*: not served$"):
         distca.transformers.shard(trainer_of(own_loss(), tmp_path, 1))
+    with torch.device("meta"):  # as where weights are sharded: its loss cannot be tried
+        model = own_loss()
+    with pytest.warns(UserWarning, match="^the loss of OwnLoss cannot be tried where weights are sharded or missing: steps have no"):
+        batch, = distca.transformers.shard(loader, model)
+    assert "labels" not in batch
     model = make("llama")
     distca.transformers.attach(model)
     batch, = distca.transformers.shard(loader, model)

@@ -271,7 +271,7 @@ REFUSED = [
     ({}, {"head_dim": 264}, "head_dim of q is 264: 1 to 256"),
     ({}, {"dtype": torch.float16}, "float16 is not served"),
 ]
-REFUSED_OF_NANO_BATCHES = [({"mine": torch.zeros(6)}, "mine cannot be dealt to nano-batches: nano_batches=1")]
+REFUSED_OF_NANO_BATCHES = [({"mine": torch.zeros(6)}, "mine has no value for each token, so it cannot be divided: attach with nano_batches=1")]
 
 
 def refuse(cases, nano_batches):
