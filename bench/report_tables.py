@@ -4,7 +4,7 @@ source says what they hold."""
 import itertools
 from statistics import median
 
-from report_figures import LEAST_ROUNDS, Figure, figure_of, mib, ms, of, quotient, ratio
+from report_figures import LEAST_ROUNDS, Figure, figure_of, mib, of, quotient, ratio
 
 ATTENTION = """\
 Core attention on the CPU, causal. GFLOP/s: 4 x pairs x head_dim forward, 10 x backward, over the pairs that the mask

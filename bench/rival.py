@@ -245,6 +245,7 @@ def play_gpu():
 def main():
     if KIND == "gpu":
         return play_gpu()
+    assert KIND == "ddp", f"{KIND}: ddp or gpu"
     rival = Ddp()
     for line in sys.stdin:
         (command, argument), = json.loads(line).items()

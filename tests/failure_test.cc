@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr double kGrace = 2;  // seconds
-/// Core attention takes many times as long as all that is between two waits besides.
+/// Core attention takes many times as long as everything else between two waits.
 const Words kLongOperations = {"attention.kernel=reference", "batch.nano_batch_tokens=2048"};
 
 class FailureTest : public TrainingTest {
@@ -140,6 +140,7 @@ class HeldThread {
     holder_.join();
   }
   bool held() const { return held_; }
+  bool caught() const { return caught_; }
 
  private:
   struct Computed {
@@ -156,6 +157,7 @@ class HeldThread {
       if (!computes_for(seconds)) {
         seconds /= 2;
       } else if (stops_in_computing()) {
+        caught_ = true;
         break;
       } else {
         seconds *= 2;
@@ -167,7 +169,7 @@ class HeldThread {
       held_ = !WIFEXITED(status) && !WIFSIGNALED(status);
   }
   /// Returns whether the thread, within two seconds, has computed this long and waited for
-  /// nothing. An ended process has.
+  /// nothing; true also if the process has ended.
   bool computes_for(double seconds) {
     since_ = computed();
     return wait_until(
@@ -199,8 +201,9 @@ class HeldThread {
   }
 
   const pid_t process_;
-  Computed since_;  // at the end of its latest wait
-  std::atomic<bool> held_ = false;
+  Computed since_;                  // at the end of its latest wait
+  std::atomic<bool> held_ = false;  // traced
+  std::atomic<bool> caught_ = false;
   std::promise<void> tried_;
   std::thread holder_;
 };
@@ -209,6 +212,7 @@ TEST_P(LostStageTest, a_slow_rank_is_named_with_its_stage) {
   ASSERT_NO_FATAL_FAILURE(start_stages(kLongOperations));
   const HeldThread slow(program_->pid_of_rank(GetParam()));
   if (!slow.held()) GTEST_SKIP() << "this system lets nobody hold a thread (ptrace)";
+  ASSERT_TRUE(slow.caught()) << "the rank was never found computing";
   EXPECT_THAT(
       last_line_after(0, GetParam()),
       AllOf(HasSubstr(fmt::format("rank {0} (stage {0}, replica 0) is alive but behind (at step ",
@@ -243,6 +247,7 @@ TEST_F(LostTensorRankTest, a_slow_partner_is_named_with_its_index) {
   ASSERT_NO_FATAL_FAILURE(start_partners(kLongOperations));
   const HeldThread slow(program_->pid_of_rank(2));
   if (!slow.held()) GTEST_SKIP() << "this system lets nobody hold a thread (ptrace)";
+  ASSERT_TRUE(slow.caught()) << "the rank was never found computing";
   EXPECT_THAT(last_line_after(0, 2),
               AllOf(HasSubstr("rank 2 (replica 1, tensor 0) is alive but behind (at step "),
                     ContainsRegex(" waited [0-9.]+ s for ")));

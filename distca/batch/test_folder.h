@@ -15,7 +15,7 @@ class FolderTest : public ::testing::Test {
     const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
     folder_ = std::filesystem::temp_directory_path() /
               fmt::format("distca_{}_{}_{}", getpid(), info->test_suite_name(), info->name());
-    std::filesystem::remove_all(folder_);  // a process of this number may have left it
+    std::filesystem::remove_all(folder_);  // an earlier process may have left it
     std::filesystem::create_directories(folder_);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }

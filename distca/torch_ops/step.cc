@@ -100,8 +100,10 @@ void Call::begin_backward(const at::Tensor& d_o, const at::Tensor& q, const at::
                   "backward through attention a second time: the first needs retain_graph=True");
   DISTCA_THROW_IF(o_version_ != version_of(forward_->wait()), ErrorKind::kUsage,
                   "the output of attention was changed in place: backward needs it as it was");
-  DISTCA_THROW_IF(backward_.has_value(), ErrorKind::kUsage,
-                  "combine was called twice for one dispatch: use its O twice");
+  DISTCA_THROW_IF(
+      backward_.has_value(), ErrorKind::kUsage,
+      "combine was called twice for one dispatch (use its O twice), or an earlier backward "
+      "failed");
   backward_ = attention_->backward(*forward_, d_o, q, k, v);
   ++ranks_->backwards;
 }

@@ -48,7 +48,7 @@ double share_of_a_core(Communicator& comm, int64_t threads_per_rank, const char*
 int64_t deterministic_probe_tokens(const Config& config) {
   constexpr int64_t kMostTokens = 8192;
   if (!config.on_cuda() || !config.train.deterministic || config.train.steps == 0) return 0;
-  // ATen's kernel is measured, which FlashAttention 4 may stand for.
+  // ATen's kernel is measured, and FlashAttention 4 may compute in its place.
   const KernelRequest request = kernel_request(config);
   const bool may_be_flash4 =
       request.choice == KernelChoice::kFa4 ||

@@ -173,7 +173,13 @@ def _class_of(kind, shown):
 
 def _state_of(loader):
     """A stateful loader's state, which it may change later. Accelerate's loaders keep theirs among _PROGRESS."""
-    return copy.deepcopy(loader.state_dict()) if hasattr(loader, "state_dict") and not hasattr(loader, "gradient_state") else None
+    if not hasattr(loader, "state_dict") or hasattr(loader, "gradient_state"):
+        return None
+    state = loader.state_dict()
+    try:
+        return copy.deepcopy(state)
+    except Exception:  # it has what cannot be copied, so it is new each time, or nobody could keep it
+        return state
 
 
 def _progress_of(loader) -> dict:

@@ -43,7 +43,6 @@ class Dealt:
     received: torch.Tensor  # [rows] which rows of this rank these are, rank by rank
     is_last: bool = False  # no step comes after it
     is_taken: bool = False  # an attached model was called with it
-    tokens: object = None  # a weak reference to the batch's input_ids, by which a call without the step is found
 
     def deal(self, rows):
         """[own, ...] -> [rows, ...]"""
@@ -64,13 +63,14 @@ class Dealt:
         return [Part(_run(begin, begin + rows), seg) for begin, rows, seg in zip(begins, self.rows, self.pieces)]
 
 
-_of_batches = weakref.WeakSet()  # the steps whose batches are in use
+_tokens_of = weakref.WeakKeyDictionary()  # the steps whose batches are in use -> a weak reference to their input_ids
 
 
+@torch.compiler.disable
 def is_cut(tokens) -> bool:
-    """Whether these are token ids of a step whose documents are cut over ranks."""
-    for dealt in list(_of_batches):
-        mine = dealt.tokens()
+    """Whether these are the input_ids of a step whose documents are cut over ranks."""
+    for dealt, reference in list(_tokens_of.items()):
+        mine = reference()
         if mine is not None and len(dealt.sends) > 1 and mine.numel() and tokens.is_set_to(mine):
             return True
     return False
@@ -90,7 +90,7 @@ def _check_labels(labels, tokens):
     """Labels are shifted here. Those that are the next tokens already would be shifted twice, and nobody would notice."""
     counts = labels[..., :-1] != IGNORED
     following, own = (int((labels[..., :-1] == ids)[counts].sum()) for ids in (tokens[..., 1:], tokens[..., :-1]))
-    if following > max(0.9 * int(counts.sum()), own, 1):  # not what follows a document's last token
+    if following > max(0.9 * int(counts.sum()), own, 1):  # the label of a document's last token may be anything
         raise ValueError("labels are the next tokens already, and shard shifts labels: call them shift_labels")
 
 
@@ -211,8 +211,7 @@ class Dealer:
         batch = {name: value.to(self.device) for name, value in batch.items()}
         if self.is_plain:
             batch["pieces"] = dealt.pieces[0]
-        dealt.tokens = weakref.ref(batch["input_ids"])
-        _of_batches.add(dealt)
+        _tokens_of[dealt] = weakref.ref(batch["input_ids"])
         batch[DEALT] = dealt
         return batch
 

@@ -277,6 +277,8 @@ def main(out, arch, head_dim, dtype, heads_of_a_key_head, how):
             return  # another one was faster
         if how == "keep" and out.exists():
             raise BadInput(f"{out} exists; --overwrite replaces it")
+        if out.exists() and not is_ours(out):
+            raise BadInput(f"{out} is no folder of compiled kernels, and is not replaced")
         made = Path(folder) / "made"
         made.mkdir()
         try:

@@ -77,10 +77,10 @@ def check_accelerate(loader, accumulate=1):
 
 
 def warn_of_scheduler(dealer, loader):
-    """A scheduler that Accelerate has prepared takes each step for one batch of every rank."""
-    if hasattr(loader, "gradient_state") and dealer.at_once < dealer.ranks:
-        warnings.warn(f"at_once = {dealer.at_once}: a learning-rate scheduler from accelerator.prepare goes on by "
-                      f"{dealer.ranks} in each step; keep it out of prepare, or Accelerator(step_scheduler_with_optimizer=False)",
+    """A scheduler that Accelerate has prepared takes each step for one batch of every rank. Whether there is one, nobody knows."""
+    if hasattr(loader, "gradient_state") and not getattr(loader, "split_batches", False) and dealer.at_once < dealer.ranks:
+        warnings.warn(f"at_once = {dealer.at_once}: if accelerator.prepare has a learning-rate scheduler, it makes a step for each rank "
+                      "in every step of yours; keep it out of prepare, or Accelerator(step_scheduler_with_optimizer=False)",
                       stacklevel=3)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import warnings
 from dataclasses import dataclass, field
 
 import torch
@@ -64,7 +65,7 @@ def check_step(module, given, dealt):
     tokens = given.get("input_ids", given.get("inputs_embeds"))
     if dealt is None:
         refuse((isinstance(tokens, torch.Tensor) and is_cut(tokens),
-                f"these tokens are of a step of distca.transformers.shard, whose documents lie on many ranks, and its item {DEALT} is "
+                f"these input_ids are of a step that shard has dealt, whose documents lie on many ranks, and the step's item {DEALT} is "
                 "missing: give the attached model the whole batch, model(**batch)"))
         return
     config = module.config.get_text_config()
@@ -119,9 +120,11 @@ def own_loss_of(model) -> str | None:
     """
     if not _can_be_tried(model):
         made_by = next(kind for kind in type(model).__mro__ if "forward" in vars(kind))
-        if made_by.__module__.startswith("transformers."):
-            return None
-        return f"the loss of {made_by.__name__} cannot be tried where weights are sharded or missing"
+        if not made_by.__module__.startswith("transformers."):
+            warnings.warn(f"the loss of {made_by.__name__} cannot be tried, since weights are sharded or missing: it has to be the sum "
+                          "over shift_labels, which are shifted already, by num_items_in_batch. Before the model is sharded, shard "
+                          "tries it", stacklevel=3)
+        return None
     with _tried(model) as tokens:
         targets = torch.full_like(tokens, IGNORED)
         targets[0, 0] = 1
@@ -147,9 +150,9 @@ def most_positions(model) -> float:
         return math.inf
     config = model.config.get_text_config()
     given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    of_kinds = [given, *(one for one in given.values() if isinstance(one, dict))]
+    of_kinds = [one for one in (given, *given.values()) if isinstance(one, dict) and one.get("rope_type", one.get("type")) in _OF_ROWS]
     known = [one["original_max_position_embeddings"] for one in of_kinds if one.get("original_max_position_embeddings")]
-    return min([*known, config.max_position_embeddings])
+    return min([*known, getattr(config, "max_position_embeddings", None) or math.inf])
 
 
 def evaluated(dealer, loader, model) -> Evaluation:

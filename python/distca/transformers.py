@@ -398,7 +398,7 @@ def _check_decoder(given, attached, call):
     if len(call.parts) > 1 and attached.most_positions < math.inf:
         longest = max(int(part.cu_seqlens.diff().max()) for part in call.parts if not in_pieces(part.cu_seqlens))
         if longest > attached.most_positions:
-            raise ValueError(f"a document has {longest} tokens, and from {attached.most_positions} on, the frequencies of this model's "
+            raise ValueError(f"a document has {longest} tokens, and beyond {attached.most_positions}, the frequencies of this model's "
                              "RoPE follow the longest document of a nano-batch: nano_batches=1")
     is_dealt = len(call.parts) > 1 or not len(call.parts[0].tokens)
     if takes and "position_ids" not in given and (documents > call.shape[0] or is_dealt):

@@ -205,8 +205,8 @@ def half_a_batch(copied, trains):
 
 
 @pytest.mark.parametrize("copied, trains, line", [
-    (False, True, "these tokens are of a step of distca.transformers.shard, whose documents lie on many ranks"),
-    (False, False, "these tokens are of a step of distca.transformers.shard, whose documents lie on many ranks"),
+    (False, True, "these input_ids are of a step that shard has dealt, whose documents lie on many ranks"),
+    (False, False, "these input_ids are of a step that shard has dealt, whose documents lie on many ranks"),
     (True, True, "a batch of distca.transformers.shard has an item distca_dealt, and attention was called without it"),
 ])
 def test_a_batch_without_its_pieces_is_found(two_ranks, copied, trains, line):
@@ -227,7 +227,7 @@ def test_documents_whose_rope_would_follow_a_nano_batch_are_refused():
     distca.transformers.attach(two, nano_batches=2)
     short = packed(documents_of([256, 20]))
     assert torch.allclose(one(**short).logits, two(**short).logits, atol=1e-5)
-    with pytest.raises(ValueError, match="a document has 300 tokens, and from 256 on, the frequencies of this model's RoPE follow"):
+    with pytest.raises(ValueError, match="a document has 300 tokens, and beyond 256, the frequencies of this model's RoPE follow"):
         two(**packed(documents_of([300, 20])))
 
 
