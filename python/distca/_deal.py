@@ -63,13 +63,13 @@ class Dealt:
         return [Part(_run(begin, begin + rows), seg) for begin, rows, seg in zip(begins, self.rows, self.pieces)]
 
 
-_tokens_of = weakref.WeakKeyDictionary()  # the steps whose batches are in use -> a weak reference to their input_ids
+_input_ids_of = weakref.WeakKeyDictionary()  # the steps whose batches are in use -> a weak reference to their input_ids
 
 
 @torch.compiler.disable
 def is_cut(tokens) -> bool:
     """Whether these are the input_ids of a step whose documents are cut over ranks."""
-    for dealt, reference in list(_tokens_of.items()):
+    for dealt, reference in list(_input_ids_of.items()):
         mine = reference()
         if mine is not None and len(dealt.sends) > 1 and mine.numel() and tokens.is_set_to(mine):
             return True
@@ -211,7 +211,7 @@ class Dealer:
         batch = {name: value.to(self.device) for name, value in batch.items()}
         if self.is_plain:
             batch["pieces"] = dealt.pieces[0]
-        _tokens_of[dealt] = weakref.ref(batch["input_ids"])
+        _input_ids_of[dealt] = weakref.ref(batch["input_ids"])
         batch[DEALT] = dealt
         return batch
 

@@ -1,6 +1,7 @@
 """Steps that are dealt over the ranks: loss, gradients and what goes back are those of one process."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from attention_model import Model, balanced, gradients, sdpa, worst
 
 import distca as ours
+from distca._shard import warn_of_scheduler
 from distca.plan import Shape
 
 SHAPE = Shape(num_heads=4, num_kv_heads=2, head_dim=8, dtype="float64")
@@ -283,6 +285,16 @@ def test_wrong_arguments_get_one_line(arguments, line):
     with pytest.raises(ValueError) as raised:
         ours.shard([], shape=SHAPE, **arguments)
     assert str(raised.value) == line
+
+
+def test_a_prepared_scheduler_is_warned_of_where_batches_come_in_turns():
+    loader = SimpleNamespace(gradient_state=None)
+    with pytest.warns(UserWarning, match="at_once = 1: if accelerator.prepare has a learning-rate scheduler"):
+        warn_of_scheduler(SimpleNamespace(at_once=1, ranks=2), loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_scheduler(SimpleNamespace(at_once=2, ranks=2), loader)
+        warn_of_scheduler(SimpleNamespace(at_once=1, ranks=2), [])
 
 
 def test_one_process_is_dealt_its_own_batch():

@@ -85,6 +85,7 @@ def test_a_resumed_run_has_the_losses_of_one_that_was_not_stopped(trainers, at_o
     ({"label_smoothing_factor": 0.1}, "label_smoothing_factor: its loss shifts labels"),
     ({"average_tokens_across_devices": False}, "average_tokens_across_devices = False"),
     ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches = True"),
+    ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha: its noise is scaled by the rows of a rank"),
 ])
 def test_settings_that_read_whole_rows_are_refused(change, line):
     model = make("llama")
