@@ -9,7 +9,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import torch  # noqa: E402
-from test_transformers_shard_trainer import trainer_of  # noqa: E402
+from test_transformers_shard_trainer import losses_of, trainer_of  # noqa: E402
 from transformers_model import documents_of, make, packed  # noqa: E402
 
 import distca.transformers  # noqa: E402
@@ -65,6 +65,21 @@ class Joined:
         labels = [number if at else -100 for number, at in zip(ids, positions)]
         return {name: torch.tensor([values]) for name, values in
                 (("input_ids", ids), ("position_ids", positions), ("labels", labels))}
+
+
+def test_an_evaluation_that_was_interrupted_changes_no_loss_of_training(tmp_path):
+    losses = []
+    for interrupted in (False, True):
+        model = make("llama")
+        distca.transformers.attach(model)
+        trainer = trainer_of(model, tmp_path, 1, eval_strategy="no")
+        distca.transformers.shard(trainer)
+        batches = iter(trainer.get_eval_dataloader())
+        if interrupted:
+            next(batches)
+        trainer.train()
+        losses.append(losses_of(trainer))
+    assert losses[0] == losses[1]
 
 
 def test_an_evaluation_weighs_samples_of_several_documents_as_one_process_does(tmp_path):
