@@ -2,12 +2,14 @@
 """The stages of scripts/gpu_check.sh. Their frame is gpu_check.py; the bounds of their figures are in gpu_bounds.toml."""
 
 import filecmp
+import functools
 import hashlib
 import json
 import math
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import gpu_training
@@ -277,26 +279,44 @@ SAID = {"killed": r"rank 1 was killed by signal 9 \(SIGKILL\)", "stopped": r"ran
         "slow": r"rank 1 is (alive but behind|silent since) "}
 
 
-def lost_rank(stage, fault, words, environment):
+COMM_TIMEOUT_S = 3  # of the bounds
+LONG_OPERATIONS = ("plan.scheduler=local", "attention.kernel=reference")
+
+
+def comm_timeout_s(stage, words, environment):
+    """On a CPU, which may be slow or busy, a whole short run takes as long, so no wait of a healthy rank does."""
+    if stage.on_gpu:
+        return COMM_TIMEOUT_S
+    begin = time.monotonic()
+    train(stage, "measured", TEST_S * scale(stage), *SMALL_MODEL, "--workers", 2, *words, *LONG_OPERATIONS,
+          environment=environment)
+    return max(COMM_TIMEOUT_S, time.monotonic() - begin)
+
+
+def lost_rank(stage, fault, timeout, words, environment):
+    """timeout(): comm.timeout_s."""
     figure = f"{fault} rank: seconds until all ranks have ended"
 
     def seconds():
         prepared(stage)
-        # A rank is slow where one operation takes longer than the timeout: on a CPU a long one a fifteenth of the time; a
-        # device goes on while its host stands still, so there the host does for longer than the timeout.
+        timeout_s = timeout()
+        # A rank is slow where one operation takes longer than the timeout: on a CPU, where the rank stands still for a part
+        # of the timeout in which it is not taken for silent; a device goes on while its host stands still, so there the
+        # host does for longer than the timeout.
         slow = fault == "slow"
-        how = "slow:6" if slow and stage.on_gpu else "slow:0.28" if slow else fault
-        long = ("plan.scheduler=local", "attention.kernel=reference") if slow and not stage.on_gpu else ()
+        how = f"slow:{2 * timeout_s if stage.on_gpu else timeout_s / 11}" if slow else fault
+        long = LONG_OPERATIONS if slow and not stage.on_gpu else ()
         folder = stage.work / f"lost_{fault}"
         text = stage.run(figure, 120, [
             stage.options.python, "bench/gpu_faults.py", how, folder, "--", stage.build / "distca", "train",
             f"data.prefix={stage.work}/docs", f"train.output_dir={folder}/run", "train.overwrite=true", *SMALL_MODEL,
-            "train.steps=1000000", "train.validation_every=0", "comm.timeout_s=3", "comm.grace_s=2", "--workers", 2, *words, *long],
+            "train.steps=1000000", "train.validation_every=0", f"comm.timeout_s={timeout_s}", "comm.grace_s=2", "--workers", 2,
+            *words, *long],
             GPU_CHECK_PATIENCE=stage.options.patience, **environment)
         told = json.loads(text.splitlines()[-1])
         if told["exit_code"] != 1 or not re.search(SAID[fault], told["last"]):
             raise Missing(f"exit code {told['exit_code']}, last line: {told['last'][:160]}")
-        return told["seconds"]
+        return told["seconds"] - (0 if fault == "killed" else timeout_s - COMM_TIMEOUT_S)
 
     stage.measure(figure, seconds)
 
@@ -330,8 +350,9 @@ def stage_e(stage):
     same_weights(stage, "weights of two ranks that divide layers: files that differ from those of threads",
                  {"divided threads": (*DIVIDED, "comm.backend=threads", *device), "divided processes": (*DIVIDED, *words)},
                  environment)
+    timeout = functools.cache(lambda: comm_timeout_s(stage, words, environment))
     for fault in SAID:
-        lost_rank(stage, fault, words, environment)
+        lost_rank(stage, fault, timeout, words, environment)
     nccl_tests(stage, carrier, environment)  # last: users' ranks are processes
 
 

@@ -24,7 +24,6 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr double kGrace = 2;  // seconds
 /// Core attention takes many times as long as everything else between two waits.
 const Words kLongOperations = {"attention.kernel=reference", "batch.nano_batch_tokens=2048"};
 
@@ -47,7 +46,7 @@ class FailureTest : public TrainingTest {
   Words arguments(const Words& more = {}) const {
     return joined(TrainingTest::arguments({"train.steps=1000000", "train.validation_every=0",
                                            fmt::format("comm.timeout_s={}", timeout()),
-                                           fmt::format("comm.grace_s={}", kGrace)}),
+                                           fmt::format("comm.grace_s={}", 0.4 * timeout())}),
                   more);
   }
 

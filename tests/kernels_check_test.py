@@ -108,7 +108,7 @@ class Calls(unittest.TestCase):
 class Refusals(unittest.TestCase):
     def check(self, folder):
         return subprocess.run([sys.executable, str(SCRIPTS / "check_kernels.py"), str(folder)], capture_output=True,
-                              text=True, timeout=60, check=False)
+                              text=True, timeout=300, check=False)
 
     def write(self, folder, sha256=None, names=SIGNATURES["forward"]):
         """Makes a folder with one object, which launches nothing."""

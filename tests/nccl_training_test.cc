@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <csignal>
@@ -75,12 +76,21 @@ TEST_F(NcclTrainingTest, under_torchrun_ranks_meet_as_with_gloo) {
 
 class LostNcclRankTest : public NcclTrainingTest {
  protected:
+  /// A whole run of two ranks takes as long, so no wait of a healthy rank does, however slow this
+  /// machine is.
+  std::string timeout() const {
+    const auto begin = std::chrono::steady_clock::now();
+    train_over_nccl("measured", {"--workers", "2", "train.steps=3"});
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    return fmt::format("comm.timeout_s={}", std::max(5., took.count()));
+  }
+
   /// Signals rank 1 in the middle of a step; the last line on stderr.
   std::string last_line_after(int signal) {
-    program_.emplace(arguments(joined(kNccl, {"--workers", "2", "train.steps=1000000",
-                                              "train.validation_every=0", "comm.timeout_s=5",
-                                              "comm.grace_s=2"})),
-                     standin());
+    program_.emplace(
+        arguments(joined(kNccl, {"--workers", "2", "train.steps=1000000",
+                                 "train.validation_every=0", timeout(), "comm.grace_s=2"})),
+        standin());
     EXPECT_TRUE(wait_until([&] { return metrics().size() >= 3; })) << "no third step";
     std::this_thread::sleep_for(std::chrono::duration<double>(1));  // a heartbeat, at least
     kill(program_->pid_of_rank(1), signal);
@@ -104,8 +114,8 @@ TEST_F(LostNcclRankTest, a_stopped_rank_is_named) {
                     HasSubstr("last seen: step ")));
 }
 
-TEST_F(NcclTrainingTest, an_error_that_nccl_reports_ends_the_run_with_its_words) {
-  const Words two = joined(kNccl, {"--workers", "2", "comm.timeout_s=5", "comm.grace_s=1"});
+TEST_F(LostNcclRankTest, an_error_that_nccl_reports_ends_the_run_with_its_words) {
+  const Words two = joined(kNccl, {"--workers", "2", timeout(), "comm.grace_s=1"});
   const Outcome outcome = Program(arguments(two), standin("error,rank=1,group=30")).wait();
   EXPECT_THAT(error_line(outcome, 1),
               AllOf(HasSubstr("NCCL: unhandled system error (a fault that a test asked for)"),

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <fstream>
@@ -50,12 +51,13 @@ class StopTest : public CheckpointTest {
     static const Training kStraight = train("straight", kSlow);
     return kStraight;
   }
-  /// Returns true if a process has set a handler of SIGTERM.
-  static bool handles_signals(pid_t pid) {
+  /// Returns true if SIGTERM is in this set of a process's signals: "SigCgt" are those that it has
+  /// a handler for, "ShdPnd" those that wait for it.
+  static bool sigterm_is_in(const std::string& set, pid_t pid) {
     std::ifstream status(fmt::format("/proc/{}/status", pid));
     for (std::string line; std::getline(status, line);) {
-      if (line.starts_with("SigCgt:"))
-        return (std::stoull(line.substr(7), nullptr, 16) >> (SIGTERM - 1) & 1) != 0;
+      if (line.starts_with(set + ":"))
+        return (std::stoull(line.substr(set.size() + 1), nullptr, 16) >> (SIGTERM - 1) & 1) != 0;
     }
     return false;
   }
@@ -157,7 +159,7 @@ TEST_F(StopTest, asked_to_stop_twice_it_ends_at_once) {
 
 TEST_F(StopTest, before_the_first_step_there_is_nothing_to_save) {
   program_.emplace(arguments({}), torchrun_environment(0, 2, free_port()));  // nobody else comes
-  ASSERT_TRUE(wait_until([&] { return handles_signals(program_->pid()); }));
+  ASSERT_TRUE(wait_until([&] { return sigterm_is_in("SigCgt", program_->pid()); }));
   kill(program_->pid(), SIGTERM);
   const Outcome outcome = program_->wait();
   EXPECT_EQ(outcome.exit_code, 130);
@@ -189,31 +191,55 @@ class TorchrunTest : public StopTest {
 
 TEST_F(TorchrunTest, told_to_stop_its_ranks_save_and_end_well) {
   if (!is_there()) GTEST_SKIP() << "there is no torchrun";
-  const fs::path codes = folder_ / "codes";
-  start("trap : TERM\n$DISTCA 2>>" + codes.string() + ".err\necho rank $RANK: $? >>" +
-            codes.string() + "\n",
+  const auto file = [&](const std::string& name) { return (folder_ / name).string(); };
+  start(fmt::format("trap : TERM\n$DISTCA 2>>{} & child=$!\necho $child >{}_$RANK\n"
+                    // A signal ends the shell's wait, not the child.
+                    "while kill -0 $child; do wait $child; code=$?; done 2>&-\n"
+                    "echo rank $RANK: $code >>{}\n",
+                    file("errors"), file("child"), file("codes")),
         words_);
   ASSERT_TRUE(wait_for_steps(3));
+  std::array<pid_t, 2> ranks{};
+  for (const int rank : {0, 1}) {
+    const std::string child = file(fmt::format("child_{}", rank));
+    ASSERT_TRUE(wait_until([&] { return fs::exists(child) && read_file(child).ends_with('\n'); }));
+    ranks[rank] = std::stoi(read_file(child));
+  }
+  for (const pid_t rank : ranks) kill(rank, SIGSTOP);  // until the signal has come through torchrun
   const size_t lines = metrics().size();
   kill(program_->pid(), SIGTERM);
+  for (const pid_t rank : ranks)
+    EXPECT_TRUE(wait_until([&] { return sigterm_is_in("ShdPnd", rank); }));
+  for (const pid_t rank : ranks) kill(rank, SIGCONT);
   program_->wait();
-  EXPECT_THAT(read_file(codes), AllOf(HasSubstr("rank 0: 0\n"), HasSubstr("rank 1: 0\n")));
-  // The signal takes its time through torchrun, and the run goes on meanwhile.
-  expect_saved(step_of(read_file(codes.string() + ".err"), "SIGTERM"), lines, kSlow,
-               kStopSteps - 1 - static_cast<int64_t>(lines));
+  EXPECT_THAT(read_file(file("codes")), AllOf(HasSubstr("rank 0: 0\n"), HasSubstr("rank 1: 0\n")));
+  expect_saved(step_of(read_file(file("errors")), "SIGTERM"), lines, kSlow);
 }
 
 TEST_F(TorchrunTest, restarts_a_run_that_lost_a_rank_from_its_last_checkpoint) {
   if (!is_there()) GTEST_SKIP() << "there is no torchrun";
-  start(
-      "if [ $TORCHELASTIC_RESTART_COUNT-$RANK != 0-1 ]; then exec $DISTCA; fi\n"
-      "$DISTCA & child=$!\nwhile [ ! -e " +
-          checkpoint(8).string() + " ]; do sleep 0.02; done\nkill -9 $child; wait $child\n",
-      joined(words_, {"checkpoint.every_steps=4", "--resume", "if-any"}), "--max-restarts 1");
+  // However late the rank is killed, it is in the middle of the run: the number of steps is chosen
+  // then, and the learning rate does not follow it.
+  const Words words = joined({kSlow.begin() + 1, kSlow.end() - 2},
+                             {"optimizer.decay_steps=24", "checkpoint.every_steps=4"});
+  const fs::path steps = folder_ / "steps";
+  start(fmt::format("if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then exec $DISTCA train.steps=$(cat "
+                    "{0}); fi\n"
+                    "if [ $RANK = 0 ]; then exec $DISTCA train.steps=1000000; fi\n"
+                    "$DISTCA train.steps=1000000 & child=$!\n"
+                    "while [ ! -e {1} ]; do sleep 0.02; done\n"
+                    "kill -STOP $child; echo $(($(wc -l <{2}) + 8)) >{0}\n"
+                    "kill -9 $child; wait $child\n",
+                    steps.string(), checkpoint(8).string(), (run_ / "metrics.jsonl").string()),
+        joined(words, {"--resume", "if-any"}), "--max-restarts 1");
   const Outcome outcome = program_->wait();
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("\ngoing on after step "));
-  expect_same_bits(read_training("run"), straight());
+  const int all = std::stoi(read_file(steps));
+  EXPECT_EQ(metrics().size(), static_cast<size_t>(all));
+  expect_same_bits(
+      read_training("run"),
+      train("as_long", joined(words, {fmt::format("train.steps={}", all), "--workers", "2"})));
 }
 
 class FullDisk : public CheckpointTest {

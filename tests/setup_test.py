@@ -90,7 +90,7 @@ class SetupTest(unittest.TestCase):
         return subprocess.run(["bash", "-c", f". scripts/torch_index.sh; {script}"], cwd=self.tree, text=True,
                               capture_output=True, env=self.environment | environment, timeout=300)
 
-    def choice(self, cpu_index, root="/nonexistent", seconds=LIMIT_S, **environment):
+    def choice(self, cpu_index, root="/nonexistent", seconds=300, **environment):
         """What choose_torch_index sets: index and reason."""
         script = f'choose_torch_index {VERSION} "{cpu_index}" {seconds} "{root}"; printf "%s\\n%s" "$torch_index" "$torch_reason"'
         run = self.shell(script, **environment)

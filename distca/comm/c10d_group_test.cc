@@ -103,7 +103,8 @@ TEST(C10dGroup, a_store_serves_one_communicator) {
 }
 
 TEST(C10dGroup, ranks_that_compute_too_long_or_never_come_are_named) {
-  const CommOptions hasty{.timeout_s = 1, .grace_s = 1, .startup_timeout_s = 2};
+  const double timeout_s = short_timeout_s(1);
+  const CommOptions hasty{.timeout_s = timeout_s, .grace_s = 1, .startup_timeout_s = 2 * timeout_s};
   std::string said;
   try {
     run_made(3, [&](const Made& theirs) {
@@ -118,7 +119,7 @@ TEST(C10dGroup, ranks_that_compute_too_long_or_never_come_are_named) {
   try {
     run_made(2, [&](const Made& theirs) {
       const auto group =
-          make_c10d_group(*theirs.group, *theirs.store, {.timeout_s = 1, .grace_s = 1});
+          make_c10d_group(*theirs.group, *theirs.store, {.timeout_s = timeout_s, .grace_s = 1});
       if (group->rank() == 1) return over.wait();
       std::byte byte{};
       const Message in{.peer = 1, .tag = 1, .data = &byte, .bytes = 1};

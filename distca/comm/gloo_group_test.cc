@@ -57,18 +57,18 @@ TEST(GlooGroup, a_death_the_launcher_saw_ends_the_start_at_once) {
 }
 
 TEST(GlooGroup, a_rank_that_ends_well_while_another_still_connects_is_not_lost) {
-  constexpr CommOptions kOptions{.timeout_s = 1, .grace_s = 1};
+  const CommOptions options{.timeout_s = short_timeout_s(1), .grace_s = 1};
   ListenSocket socket(Interface::kLoopback, 0);
   const uint16_t port = socket.port();
   LocalStore store(socket);
-  Heartbeat slow(at_port(port, 0, 2), kOptions, [] {});
+  Heartbeat slow(at_port(port, 0, 2), options, [] {});
   {
-    Heartbeat ended(at_port(port, 1, 2), kOptions, [] {});
+    Heartbeat ended(at_port(port, 1, 2), options, [] {});
     ended.wait_for_all();
     ended.end_startup();
   }
   slow.wait_for_all();
-  std::this_thread::sleep_for(std::chrono::duration<double>(8 * heartbeat_s(kOptions)));
+  std::this_thread::sleep_for(std::chrono::duration<double>(8 * heartbeat_s(options)));
   EXPECT_FALSE(slow.neighbour_lost());
 }
 
@@ -107,11 +107,12 @@ TEST(GlooGroup, who_does_not_connect_is_named_by_those_who_did) {
   std::promise<void> over;
   std::string said;
   const std::shared_future<void> is_over = over.get_future();
+  const double timeout_s = short_timeout_s(4);
   try {
     // Rank 0 gives up first, however slow this machine is.
     connect_two(
-        {CommOptions{.timeout_s = 4, .grace_s = 1, .startup_timeout_s = 4},
-         CommOptions{.timeout_s = 4, .grace_s = 1, .startup_timeout_s = 600}},
+        {CommOptions{.timeout_s = timeout_s, .grace_s = 1, .startup_timeout_s = timeout_s},
+         CommOptions{.timeout_s = timeout_s, .grace_s = 1, .startup_timeout_s = 600}},
         [is_over](int rank) {
           if (rank == 1) is_over.wait();
         },
@@ -172,7 +173,7 @@ TEST(GlooGroup, a_rank_that_sends_nothing_is_named_behind_by_all_with_one_diagno
   std::mutex mutex;
   std::vector<std::string> diagnoses;
   std::latch over(2);
-  EXPECT_THROW(run_on(Backend::kGloo, 3, {.timeout_s = 2, .grace_s = 1},
+  EXPECT_THROW(run_on(Backend::kGloo, 3, {.timeout_s = short_timeout_s(2), .grace_s = 1},
                       [&](Communicator& group) {
                         std::byte byte{};
                         group.set_step(4);
@@ -198,18 +199,18 @@ TEST(GlooGroup, a_rank_that_sends_nothing_is_named_behind_by_all_with_one_diagno
 }
 
 TEST(GlooGroup, a_rank_that_comes_just_after_the_timeout_is_named_behind) {
-  constexpr double kTimeout = 4;  // heartbeats are looked at for another 3/10 of it
+  const double timeout_s = short_timeout_s(4);  // heartbeats are looked at for another 3/10 of it
   std::mutex mutex;
   std::vector<std::string> diagnoses;
   std::latch waiting(3);
   EXPECT_THROW(
-      run_on(Backend::kGloo, 3, {.timeout_s = kTimeout, .grace_s = 1},
+      run_on(Backend::kGloo, 3, {.timeout_s = timeout_s, .grace_s = 1},
              [&](Communicator& group) {
                std::byte byte{};
                group.set_step(4);
                waiting.arrive_and_wait();
                if (group.rank() == 2) {
-                 std::this_thread::sleep_for(std::chrono::duration<double>(1.12 * kTimeout));
+                 std::this_thread::sleep_for(std::chrono::duration<double>(1.12 * timeout_s));
                }
                // Each waits for the next, and rank 2 for one that has given up.
                const Message in{

@@ -134,7 +134,7 @@ TEST_P(Groups, a_send_that_nobody_takes_is_waited_for_no_longer_than_the_timeout
   std::promise<void> over;
   std::string said;
   EXPECT_THROW(
-      run_on(GetParam(), 2, {.timeout_s = 2, .grace_s = 1},
+      run_on(GetParam(), 2, {.timeout_s = short_timeout_s(2), .grace_s = 1},
              [&](Communicator& group) {
                std::vector<std::byte> large(1 << 20);
                std::byte small{};

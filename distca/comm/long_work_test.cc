@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::duration;
 
-constexpr double kTimeout = 2;
+constexpr double kTimeout = 6;
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 void on_three_ranks(const std::function<void(Communicator&)>& body) {

@@ -182,7 +182,7 @@ class Stall : public ::testing::TestWithParam<Backend> {
   void compute() { over_->wait(); }
 
   // Ranks as processes are taken for silent after three tenths of it.
-  const double timeout_s_ = GetParam() == Backend::kThreads ? 1 : 2;
+  const double timeout_s_ = short_timeout_s(GetParam() == Backend::kThreads ? 1 : 2);
   std::vector<std::string> said_;  // by the ranks that waited in vain
   std::optional<std::latch> over_;
 };

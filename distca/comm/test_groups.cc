@@ -1,5 +1,8 @@
 #include "distca/comm/test_groups.h"
 
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
@@ -7,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "distca/base/clock.h"
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch/local_store.h"
 #include "distca/comm/nccl/nccl_group.h"
@@ -25,6 +29,24 @@ std::string to_string(Backend backend) {
 }
 
 void PrintTo(Backend backend, std::ostream* out) { *out << to_string(backend); }
+
+double short_timeout_s(double at_least_s) {
+  constexpr int kThreads = 4, kTurns = 20;
+  static constexpr double kSleep_s = 0.002;
+  std::array<double, kThreads> longest_s{};
+  std::vector<std::thread> threads;
+  for (double& longest : longest_s) {
+    threads.emplace_back([&longest] {
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const Stopwatch watch;
+        std::this_thread::sleep_for(std::chrono::duration<double>(kSleep_s));
+        longest = std::max(longest, watch.seconds() - kSleep_s);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return std::max(at_least_s, 100 * *std::ranges::max_element(longest_s));
+}
 
 Rendezvous at_port(uint16_t port, int rank, int size) {
   return {.rank = rank,

@@ -19,6 +19,12 @@ void PrintTo(Backend backend, std::ostream* out);  // GoogleTest looks for this 
 /// No wait of a test is cut short because the machine has other work.
 inline constexpr CommOptions kPatient{.timeout_s = 300, .grace_s = 1};
 
+/// Seconds of a timeout that a test waits for: at least these, and a hundred times the longest time
+/// that a thread of this process waited for its turn while it was measured, here and now. So on a
+/// machine that is busy or slow no rank that lives is taken for lost: heartbeats come ten times
+/// within a timeout, and three that are missed say so.
+double short_timeout_s(double at_least_s);
+
 /// A rank of a group whose store listens on `port` of the loopback interface.
 Rendezvous at_port(uint16_t port, int rank, int size);
 

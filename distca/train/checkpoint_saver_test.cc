@@ -84,11 +84,11 @@ class CheckpointSaverTest : public FolderTest {
   }
 
   /// Returns the configuration of a run that saves after each step and keeps the newest checkpoint,
-  /// and whose ranks wait for each other for 2 s.
+  /// and whose ranks wait for each other for 6 s.
   Config keeps_one(const Way& way) const {
     return testing::config_of(
         way, folder_ / "run", "float32",
-        {"checkpoint.every_steps=1", "checkpoint.keep_last=1", "comm.timeout_s=2"});
+        {"checkpoint.every_steps=1", "checkpoint.keep_last=1", "comm.timeout_s=6"});
   }
 
   /// Reads all of it: nothing is lost, and nothing is another weight's.

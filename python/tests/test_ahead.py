@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from attention_model import Model, balanced, cu_seqlens_of, gradients, sdpa, tokens_of, worst
-from rank_processes import Ranks
+from rank_processes import Ranks, short_timeout_s
 
 import distca as ours
 from distca import _ahead
@@ -240,9 +240,9 @@ def trained(batches):
     return done, "", ""
 
 
-def wrong_offsets():
+def wrong_offsets(timeout_s):
     """A fault of batch 2 on one rank is raised with batch 2, after batch 1 has trained; the other rank names this one."""
-    ours.init(timeout_s=3)
+    ours.init(timeout_s=timeout_s)
     cu_seqlens = [cu_seqlens_of([30, 9]), cu_seqlens_of([30]), cu_seqlens_of([30, 8])]
     if dist.get_rank() == 1:
         cu_seqlens[2] = torch.tensor([0, 30, 20])
@@ -251,7 +251,7 @@ def wrong_offsets():
 
 def test_an_error_comes_with_its_batch():
     with Ranks(2) as ranks:
-        first, second = ranks.run(wrong_offsets)
+        first, second = ranks.run(wrong_offsets, short_timeout_s(3))
     assert first[:2] == ([39, 30], "RuntimeError") and first[2].startswith("rank 1 ")
     assert second == ([39, 30], "ValueError", "cu_seqlens_q begins with 0 and never descends")
 

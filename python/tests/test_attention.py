@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from attention_model import Model, balanced, cu_seqlens_of, distance, gradients, qkv, sdpa, tokens_of, worst
-from rank_processes import Ranks
+from rank_processes import Ranks, short_timeout_s
 
 import distca as ours
 from distca import _group as group
@@ -107,8 +107,8 @@ def test_work_may_lie_between_the_parts(two_ranks):
     assert max(two_ranks.run(overlapped, [[[400, 3], [70]], [[33], [5, 811]]])) < 1e-10
 
 
-def skip_a_step():
-    group.init(timeout_s=6, startup_timeout_s=300)
+def skip_a_step(timeout_s):
+    group.init(timeout_s=timeout_s, startup_timeout_s=300)
     cu_seqlens = cu_seqlens_of([300] if dist.get_rank() == 0 else [20])
     for step in range(2):
         if step == 1 and dist.get_rank() == 2:
@@ -120,7 +120,7 @@ def skip_a_step():
 
 def test_a_rank_that_skips_a_step_is_named():
     with Ranks(3) as ranks:
-        ranks.tell(skip_a_step)
+        ranks.tell(skip_a_step, short_timeout_s(6))
         assert ranks.hear(2) == (True, "skipped")
         for rank in (0, 1):
             good, line = ranks.hear(rank)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from attention_model import Model, cu_seqlens_of, gradients, qkv, tokens_of
-from rank_processes import Ranks
+from rank_processes import Ranks, short_timeout_s
 from test_attention_states import WRAPS
 
 import distca as ours
@@ -77,14 +77,14 @@ def test_nccl_has_the_bits_of_gloo(nccl_ranks, wrap, takes_turns):
     assert [sent for _, sent, _ in found] == [sent for _, _, sent in found] and sum(sent for _, sent, _ in found) > 0
 
 
-def give_up_after_dispatch():
+def give_up_after_dispatch(timeout_s):
     """The last rank sends its Q, K and V, and does not compute for the others."""
-    group.init(backend="nccl", timeout_s=3, startup_timeout_s=300)
+    group.init(backend="nccl", timeout_s=timeout_s, startup_timeout_s=300)
     cu_seqlens = cu_seqlens_of([900] if dist.get_rank() == 0 else [20])
     (q, k, v), _ = qkv(int(cu_seqlens[-1]))
     if dist.get_rank() == 1:
         handle = ours.dispatch(q, k, v, cu_seqlens, cu_seqlens, layer=0)  # noqa: F841: it is alive meanwhile
-        time.sleep(8)
+        time.sleep(2.5 * timeout_s)
         return "waited"
     ours.synchronize()  # all is well
     with pytest.raises(RuntimeError):
@@ -96,7 +96,7 @@ def give_up_after_dispatch():
 def test_a_rank_whose_messages_do_not_come_through_nccl_is_named(monkeypatch):
     monkeypatch.setenv("DISTCA_NCCL_LIBRARY", STANDIN)
     with Ranks(2) as ranks:
-        ranks.tell(give_up_after_dispatch)
+        ranks.tell(give_up_after_dispatch, short_timeout_s(3))
         good, line = ranks.hear(0)
         assert not good and "rank 1" in line.splitlines()[0].removeprefix("rank 0: "), line
         assert ranks.hear(1) == (True, "waited")

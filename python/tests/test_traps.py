@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from attention_model import Model, balanced, cu_seqlens_of, gradients, qkv, sdpa, tokens_of, worst
+from rank_processes import short_timeout_s
 from torch.utils.checkpoint import checkpoint
 
 import distca as ours
 
 LENGTHS = [[351, 20], [90, 1]]
 LATE_S = 0.5  # that rank 1 takes before it receives
-DEADLINE_S = 5  # of the naive messages
 
 
 def is_recomputed():
@@ -29,6 +29,19 @@ def be_late():
         time.sleep(LATE_S)
 
 
+def say_dropped():
+    """Of rank 0, once nothing holds its message any more, unless it is kept."""
+    if dist.get_rank() == 0:
+        dist.distributed_c10d._get_default_store().set("dropped", "")
+
+
+def wait_until_dropped():
+    if dist.get_rank() == 1:
+        store = dist.distributed_c10d._get_default_store()
+        store.wait(["dropped"])
+        store.delete_key("dropped")
+
+
 def whole(layer, *inputs):
     return checkpoint(layer, *inputs, use_reentrant=False)
 
@@ -36,9 +49,9 @@ def whole(layer, *inputs):
 # Dropped sends. Gloo forgets a message whose Work nobody keeps, unless the other rank is receiving it already.
 
 
-def naively(run, keeps):
+def naively(run, keeps, deadline_s):
     """What run(other rank, a group of Gloo's, keeps) raises on this rank, "" if nothing."""
-    messages = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=DEADLINE_S))
+    messages = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=deadline_s))
     try:
         run(1 - dist.get_rank(), messages, keeps)
         return ""
@@ -48,11 +61,12 @@ def naively(run, keeps):
 
 def send(other, messages, keeps):
     if dist.get_rank() == 0:
-        sent = dist.isend(torch.ones(1000), other, messages)
-        if keeps:
+        kept = [dist.isend(torch.ones(1000), other, messages)][:keeps]
+        say_dropped()
+        for sent in kept:
             sent.wait()
     else:
-        be_late()
+        wait_until_dropped()
         dist.recv(torch.empty(1000), other, messages)
 
 
@@ -64,7 +78,7 @@ def send_again_when_recomputed(other, messages, keeps):
         sent = dist.isend(x.detach(), other, messages)
         if is_recomputed():
             kept.extend([sent] * keeps)
-            be_late()
+            wait_until_dropped()
         theirs = torch.empty_like(x)
         dist.recv(theirs, other, messages)
         product = x * theirs
@@ -72,14 +86,15 @@ def send_again_when_recomputed(other, messages, keeps):
         return product
 
     whole(product_with_the_others, torch.ones(1000, requires_grad=True)).sum().backward()
+    say_dropped()
     for sent in kept:
         sent.wait()
 
 
 @pytest.mark.parametrize("run", [send, send_again_when_recomputed])
 def test_naively_dropped_sends_never_arrive(two_ranks, run):
-    assert two_ranks.run(naively, run, True) == ["", ""]
-    assert two_ranks.run(naively, run, False)[1], "rank 1 received what was dropped"
+    assert two_ranks.run(naively, run, True, 300) == ["", ""]
+    assert two_ranks.run(naively, run, False, short_timeout_s(5))[1], "rank 1 received what was dropped"
 
 
 def drop_a_handle():

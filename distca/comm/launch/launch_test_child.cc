@@ -35,6 +35,13 @@ using distca::ErrorKind;
 
 constexpr distca::CommOptions kOptions{.timeout_s = 2, .grace_s = 2, .startup_timeout_s = 300};
 
+/// Ranks that are healthy are never late, unless the test waits until they are.
+distca::CommOptions options_of_ranks() {
+  distca::CommOptions options = kOptions;
+  options.timeout_s = std::stod(distca::env_string("LAUNCH_TEST_TIMEOUT_S").value_or("300"));
+  return options;
+}
+
 void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
 void say_pid() {
@@ -127,7 +134,7 @@ int run_rank(const std::string& mode, int who) {
       distca::find_rendezvous([](const char* name) { return distca::env_string(name); });
   if (!rendezvous) throw Error(ErrorKind::kUsage, "no rank");
   const auto store = distca::start_store_process(*rendezvous, kOptions.grace_s);
-  auto group = distca::make_gloo_group(*rendezvous, kOptions);
+  auto group = distca::make_gloo_group(*rendezvous, options_of_ranks());
   const bool is_who = group->rank() == who;
   // In this mode, one rank is further in its start-up than the others.
   std::optional<distca::StopSignals> stop;

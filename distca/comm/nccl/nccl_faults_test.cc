@@ -31,7 +31,7 @@ constexpr int kFaultRounds = 100;
 constexpr int kAtOnce = 34;  // most of a round is waiting
 constexpr int kRealRounds = 3;
 
-// A wait of kHasty's seconds; on a busy machine it is noticed later.
+// A wait of hasty()'s seconds; on a busy machine it is noticed later.
 constexpr const char* kWaited = " waited ([3-9]|[1-9][0-9]+)\\.";
 
 class NcclFaults : public ::testing::Test {
@@ -50,12 +50,11 @@ class NcclStandinFaults : public NcclFaults {
     if (nccl_is_real()) GTEST_SKIP() << kNeedsStandin;
   }
 };
-// The store, too, has so long to answer; a busy machine may let it wait for more than a second.
-constexpr CommOptions kHasty{.timeout_s = 3, .grace_s = 1, .startup_timeout_s = 300};
-
 // A failure that is seen at once is diagnosed within three heartbeats, of a tenth of the timeout
-// each.
-constexpr CommOptions kThreeSeconds{.timeout_s = 3, .grace_s = 1, .startup_timeout_s = 300};
+// each. The store, too, has so long to answer.
+CommOptions hasty() {
+  return {.timeout_s = short_timeout_s(3), .grace_s = 1, .startup_timeout_s = 300};
+}
 
 // A failure that is published ends the waits: nobody waits for the deadline.
 constexpr CommOptions kLong{.timeout_s = 300, .grace_s = 1, .startup_timeout_s = 300};
@@ -67,7 +66,7 @@ using Prepare = std::function<void(NcclTestRank&)>;
 /// Both ranks of each round, until all have ended; what their errors said. A rank that throws
 /// anything but an Error has ended as it wants to. `prepare`: before it joins.
 std::vector<std::string> play_rounds(
-    const Body& body, const CommOptions& options = kHasty, int rounds = kFaultRounds,
+    const Body& body, const CommOptions& options = hasty(), int rounds = kFaultRounds,
     int at_once = kAtOnce, const Prepare& prepare = [](NcclTestRank&) {}) {
   std::mutex mutex;
   std::vector<std::string> said;
@@ -120,7 +119,7 @@ TEST_F(NcclStandinFaults, a_driver_that_holds_who_asks_is_waited_for_no_longer_t
     };
   };
   const std::vector<std::string> said =
-      play_rounds(swap_bytes_thrice, kHasty, kFaultRounds, kAtOnce, hold);
+      play_rounds(swap_bytes_thrice, hasty(), kFaultRounds, kAtOnce, hold);
   EXPECT_EQ(said.size(), 2u * kFaultRounds);
   EXPECT_THAT(said, Each(AllOf(HasSubstr("rank 1"), HasSubstr("rank 0"), ContainsRegex(kWaited),
                                HasSubstr("step 4, combine"))));
@@ -128,7 +127,7 @@ TEST_F(NcclStandinFaults, a_driver_that_holds_who_asks_is_waited_for_no_longer_t
 
 TEST_F(NcclStandinFaults, an_error_that_nccl_reports_is_said_by_both_ranks) {
   const StandinFaults faults("error,rank=1,group=2");
-  const std::vector<std::string> said = play_rounds(swap_bytes_thrice, kThreeSeconds);
+  const std::vector<std::string> said = play_rounds(swap_bytes_thrice, hasty());
   EXPECT_EQ(said.size(), 2u * kFaultRounds);
   EXPECT_THAT(said, Each(AllOf(HasSubstr("NCCL: unhandled system error (a fault that a test asked "
                                          "for); rank 1 lost its connection to rank 0 in step 4, "
@@ -137,7 +136,7 @@ TEST_F(NcclStandinFaults, an_error_that_nccl_reports_is_said_by_both_ranks) {
 
 TEST_F(NcclStandinFaults, a_call_that_fails_is_said) {
   const StandinFaults faults("refuse,rank=0,group=3");
-  const std::vector<std::string> said = play_rounds(swap_bytes_thrice, kThreeSeconds);
+  const std::vector<std::string> said = play_rounds(swap_bytes_thrice, hasty());
   EXPECT_EQ(said.size(), 2u * kFaultRounds);
   EXPECT_THAT(said, Each(HasSubstr("NCCL: ncclGroupEnd: internal error; rank 0 lost its "
                                    "connection to rank 1 in step 4, sum")));
@@ -159,7 +158,7 @@ TEST_F(NcclStandinFaults, sizes_that_do_not_match_are_an_error_of_both_ranks) {
         group.rank() == 0 ? group.exchange({&one, 1}, {}, "sum")->wait()
                           : group.exchange({}, {&one, 1}, "sum")->wait();
       },
-      kThreeSeconds);
+      hasty());
   EXPECT_EQ(said.size(), 2u * kFaultRounds);
   EXPECT_THAT(said, Each(AllOf(HasSubstr("NCCL: invalid usage (rank "), HasSubstr("in sum"))));
 }
@@ -177,7 +176,7 @@ TEST_F(NcclStandinFaults, exchanges_in_another_order_are_found_by_their_sizes) {
         }
         pending.back()->wait();
       },
-      kThreeSeconds);
+      hasty());
   EXPECT_EQ(said.size(), 2u * kFaultRounds);
   EXPECT_THAT(said, Each(HasSubstr("NCCL: invalid usage (rank ")));
 }
@@ -202,7 +201,7 @@ TEST_F(NcclFaults, a_rank_that_computes_beyond_the_deadline_is_named_with_its_st
     std::latch over(at_once_);
     const std::vector<std::string> said =
         play_rounds([&](Communicator& group, NcclTestRank& rank) { body(group, rank, over); },
-                    kHasty, at_once_, at_once_);
+                    hasty(), at_once_, at_once_);
     EXPECT_EQ(said.size(), static_cast<size_t>(at_once_));
     EXPECT_THAT(said, Each(AllOf(HasSubstr("rank 1 is alive but behind (at step 4, forward layer 1 "
                                            "core_attention); rank 0 waited "),
@@ -262,14 +261,15 @@ TEST_F(NcclStandinFaults, a_rank_that_does_not_connect_ends_the_start_by_its_dea
 
 TEST_F(NcclFaults, a_rank_that_is_done_waits_for_the_others_without_an_error) {
   std::atomic<int> done = 0;
+  const CommOptions options = hasty();
   const std::vector<std::string> said = play_rounds(
       [&](Communicator& group, NcclTestRank& rank) {
         swap_bytes_thrice(group, rank);
         if (group.rank() == 0)
-          std::this_thread::sleep_for(std::chrono::duration<double>(1.5 * kHasty.timeout_s));
+          std::this_thread::sleep_for(std::chrono::duration<double>(1.5 * options.timeout_s));
         ++done;
       },
-      kHasty, rounds_, at_once_);
+      options, rounds_, at_once_);
   EXPECT_THAT(said, ::testing::IsEmpty());
   EXPECT_EQ(done, 2 * rounds_);
 }

@@ -226,10 +226,11 @@ TEST_F(NcclGroup, streams_wait_for_each_other_where_the_host_waits_for_nothing) 
 TEST_F(NcclGroup, what_is_read_from_the_device_after_a_failure_is_not_taken_for_a_result) {
   if (nccl_is_real()) GTEST_SKIP() << kNeedsStandin;
   const StandinFaults faults("hang,rank=0,group=2");
+  const double timeout_s = short_timeout_s(1);
   std::atomic<int> num_failed = 0;
   run_with_store(2, [&](uint16_t port, int number) {
     NcclTestRank rank(number, /*late=*/true);
-    const auto group = rank.join(port, 2, {.timeout_s = 1, .grace_s = 1});
+    const auto group = rank.join(port, 2, {.timeout_s = timeout_s, .grace_s = 1});
     const Message send{1 - number, 0, rank.take(8), 8}, receive{1 - number, 0, rank.take(8), 8};
     for (const char* operation : {"sum of norms", "sum of losses"})
       group->exchange({&send, 1}, {&receive, 1}, operation)->wait();
