@@ -157,6 +157,16 @@ class Frame(unittest.TestCase):
             self.assertEqual(gpu_check.no_flash4(64), "")
             self.assertNotEqual(gpu_check.no_flash4(128), "")
 
+    def test_a_program_whose_cases_are_all_skipped_says_why(self):
+        stage = self.stage("cuda")
+        reason = "no kernels of FlashAttention 4: kernels/causal.so is not the file that manifest.json describes: run ..."
+        skipped = f"[ RUN      ] a.b/0\nfile.cc:136: Skipped\n{reason}\n\n[  SKIPPED ] a.b/0 (1 ms)\n"
+        for said, why in ((skipped, f"skipped: {reason}"), ("[==========] 0 tests ran.\n", "no case matches a.b/*")):
+            stage.run = lambda *arguments, **others: said
+            with self.assertRaises(Missing) as missing:
+                gpu_check.tests(stage, "program", "a.b/*", 1)
+            self.assertEqual(str(missing.exception), why)
+
     def test_a_contest_without_flash_attention_4_keeps_its_other_figures(self):
         losses, rate = (f"32K-token documents{of}: {figure}" for of, figure in
                         (("", "first loss beside plain PyTorch's, relative"), ("", "tokens/s, times plain PyTorch's")))

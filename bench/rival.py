@@ -5,10 +5,11 @@ ddp: one rank of DistributedDataParallel over Gloo, for bench/training; scaled_d
   rank, size, core; store, a file through which the ranks meet; timeout, the seconds that one wait may last; folder.
     {"batch": {"nano_batches": [{"lengths", "ids", "targets"}], "num_targets"}}  -> {}
     {"run": null}  -> {"begin_s", "computed_s", "end_s", "processor_s", "loss_sum", "gradient_norm"}, of the monotonic clock
-gpu: one device, for scripts/gpu_check.sh: variable-length attention of PyTorch's own FlashAttention (on a CPU as ddp), bf16
-  weights with fp32 main params. Arguments: device; folder; text, one document, a byte a token; documents, how many of it are a
-  step; steps. It reads no command and writes a line a step: loss before the update, and step_s. It recomputes what
-  `train.recompute=full` does: all but attention and the head, whose backward follows each part of its rows at once.
+gpu: one device, for scripts/gpu_check.sh: variable-length attention of PyTorch's own FlashAttention, or of FlashAttention 4
+  (on a CPU as ddp), bf16 weights with fp32 main params. Arguments: device; folder; text, one document, a
+  byte a token; documents, how many of it are a step; steps; flash4. It reads no command and writes a line a step: loss before the
+  update, and step_s. It recomputes what `train.recompute=full` does: all but attention and the head, whose backward follows
+  each part of its rows at once.
 
 A folder has config.json of a LlamaForCausalLM and model.safetensors in fp32. All update by fused AdamW: optimizer, an
 argument, has the keys of [optimizer]. On standard input a line a command, on standard output a line an answer, in JSON.
@@ -36,6 +37,7 @@ warnings.filterwarnings("ignore")
 
 import torch  # noqa: E402
 import torch.distributed  # noqa: E402
+import torch.nn.attention  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -212,9 +214,19 @@ def gpu_step(llama, ids, targets, lengths, count):
     return torch.stack(sums).sum()
 
 
+def take_flash4():
+    """FlashAttention 4 in place of ATen's kernel behind PyTorch's own operator, where it is installed."""
+    try:
+        nn.attention.activate_flash_attention_impl("FA4")
+    except (AttributeError, ImportError, RuntimeError, ValueError) as why:
+        sys.exit(f"plain PyTorch has no FlashAttention 4 here: {why}")
+
+
 def play_gpu():
     torch.set_num_threads(1)
     device = torch.device(ARGUMENTS.device)
+    if ARGUMENTS.flash4:
+        take_flash4()
     llama = Llama(ARGUMENTS.folder).to(device)
     weights = list(llama.parameters())
     main_params = [weight.detach().clone() for weight in weights]

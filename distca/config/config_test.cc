@@ -142,9 +142,41 @@ TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
   EXPECT_THAT(
       message_of({"attention.kernel=reference", "train.device=cuda", "comm.backend=threads"}),
       ::testing::HasSubstr("attention.kernel = reference computes on a CPU"));
+  const std::vector<std::string> flash4 = {"attention.kernel=fa4", "train.device=cuda",
+                                           "comm.backend=threads", "model.dtype=bfloat16"};
+  EXPECT_EQ(message_of(flash4), "accepted");
+  std::vector<std::string> other_heads = flash4;
+  other_heads.emplace_back("model.head_dim=96");
+  EXPECT_THAT(message_of(other_heads),
+              ::testing::HasSubstr("attention.kernel = fa4 computes heads of 64 or 128"));
   EXPECT_EQ(message_of({"attention.kernel=cpu", "model.dtype=bfloat16"}), "accepted");
   EXPECT_EQ(message_of({"attention.kernel=aten", "model.dtype=float64"}), "accepted");
   EXPECT_THAT(message_of({"seed"}), ::testing::HasSubstr("section.key=value"));
+}
+
+TEST(config, a_profile_of_such_heads_says_which_kernel_is_fastest) {
+  const auto path =
+      std::filesystem::path(::testing::TempDir()) / fmt::format("distca_kernels_{}.json", getpid());
+  AttentionProfile profile = h200_profile();  // 4 heads of 128 for a key head, in bf16
+  profile.forward_kernels = {"aten", "fa4"};
+  profile.backward_kernels = {"fa4"};
+  write_file_atomically(path, profile_to_json(profile));
+  const auto measured = [&](int heads, int key_heads, int head_dim, const std::string& type) {
+    const Config config = load_config("", {"plan.profile=" + path.string(), "model.dtype=" + type,
+                                           fmt::format("model.num_attention_heads={}", heads),
+                                           fmt::format("model.num_key_value_heads={}", key_heads),
+                                           fmt::format("model.head_dim={}", head_dim)});
+    return kernel_request(config).measured;
+  };
+  const MeasuredKernels none, of_profile{.forward = {KernelChoice::kAten, KernelChoice::kFa4},
+                                         .backward = {KernelChoice::kFa4}};
+  EXPECT_EQ(measured(4, 1, 128, "bfloat16"), of_profile);
+  EXPECT_EQ(measured(16, 4, 128, "bfloat16"), of_profile) << "more heads, in groups as large";
+  EXPECT_EQ(measured(16, 8, 128, "bfloat16"), none);
+  EXPECT_EQ(measured(4, 1, 64, "bfloat16"), none);
+  EXPECT_EQ(measured(4, 1, 128, "float32"), none);
+  EXPECT_EQ(measured_kernels(nullptr), none);
+  std::filesystem::remove(path);
 }
 
 TEST(config, a_number_type_has_several_names) {

@@ -84,11 +84,17 @@ std::vector<AttentionMemory> ProgramWalk::attention_memory(const Config& config,
   std::vector<AttentionMemory> memory;
   if (!config.on_cuda() || config.train.steps == 0) return memory;
   const KernelRequest request = kernel_request(config);
+  const auto is_flash4 = [](KernelChoice choice) { return choice == KernelChoice::kFa4; };
+  const auto& [forward, backward] = request.measured;
+  const bool for_some =
+      request.choice == KernelChoice::kAuto &&
+      (std::ranges::any_of(forward, is_flash4) || std::ranges::any_of(backward, is_flash4));
   for (const auto& exchange : program.exchanges) {
     memory.push_back(cuda_attention_memory(*exchange, request.shape, request.type,
                                            {.multiprocessors = multiprocessors,
                                             .deterministic = config.train.deterministic,
-                                            .flash4 = request.choice == KernelChoice::kFa4}));
+                                            .flash4 = is_flash4(request.choice),
+                                            .flash4_for_some = for_some}));
   }
   return memory;
 }

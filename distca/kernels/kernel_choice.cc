@@ -15,6 +15,12 @@ bool ours_computes(const KernelRequest& request) {
   return request.cuda_device < 0 && kernels::cpu_supports(request.shape, request.type);
 }
 
+/// The heads for which `distca kernels build` compiles.
+bool flash4_computes(const kernels::Shape& shape) {
+  return shape.head_dim_qk == shape.head_dim_v &&
+         (shape.head_dim_qk == 64 || shape.head_dim_qk == 128);
+}
+
 }  // namespace
 
 KernelChoice kernel_choice(std::string_view name) {
@@ -45,6 +51,12 @@ std::string kernel_fault(const KernelRequest& request) {
     return "computes on CUDA, not on a CPU: auto or cpu would";
   if (request.choice == KernelChoice::kFa4 && request.type != ScalarType::kBFloat16) {
     return fmt::format("computes bfloat16, not {}: auto or aten would", long_name(request.type));
+  }
+  if (request.choice == KernelChoice::kFa4 && !flash4_computes(request.shape)) {
+    return fmt::format(
+        "computes heads of 64 or 128, of queries and values alike, not of {} and {}: auto or aten "
+        "would",
+        request.shape.head_dim_qk, request.shape.head_dim_v);
   }
   if (request.choice == KernelChoice::kReference && request.cuda_device >= 0) {
     return "computes on a CPU, not on CUDA: auto or aten would";

@@ -44,7 +44,7 @@ void cut_task(size_t index, const Task& task, std::vector<VarlenPart>& parts) {
                      .queries = part,
                      .keys = seen,
                      .right_limited = right_limited,
-                     .window_left = std::min(window, kMostRows),
+                     .window_left = window,
                      .first_key = keys.begin});
   };
   add({queries.begin, all}, /*right_limited=*/true);

@@ -43,6 +43,13 @@ VarlenLaunch empty_launch(const VarlenPart& like, const Range& key_rows) {
           .cu_seqlens_q = {0}};
 }
 
+/// Ends the launch's lists. A window that reaches all keys of its sequences is no limit any more:
+/// operators add windows to rows in 32 bits.
+void end_launch(VarlenLaunch& launch, int64_t key_rows) {
+  launch.key_starts.push_back(static_cast<int32_t>(key_rows));
+  if (launch.window_left >= launch.max_keys - 1) launch.window_left = -1;
+}
+
 VarlenLaunch forward_launch(std::span<const VarlenPart> parts) {
   Range rows{parts[0].row, parts[0].row};
   for (const VarlenPart& part : parts) {
@@ -53,7 +60,7 @@ VarlenLaunch forward_launch(std::span<const VarlenPart> parts) {
     launch.pieces.push_back({part.task, part.queries});
     add_sequence(launch, part.queries.size(), part.row - rows.begin, part.keys.size());
   }
-  launch.key_starts.push_back(static_cast<int32_t>(rows.size()));
+  end_launch(launch, rows.size());
   return launch;
 }
 
@@ -140,7 +147,7 @@ VarlenLaunch backward_launch(const TaskList& list, std::span<const Sequence* con
     add_gradients(launch, list, whole);
     row = start + whole.keys.size();
   }
-  launch.key_starts.push_back(static_cast<int32_t>(row));
+  end_launch(launch, row);
   return launch;
 }
 

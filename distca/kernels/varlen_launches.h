@@ -56,6 +56,9 @@ struct LaunchLimits {
   /// The most rows of padding of a backward launch that has fewer queries than this.
   int64_t padding_rows = 65536;
 };
+/// The limits of FlashAttention 4's launches. Above so many sequences, its kernels want tables of
+/// the sequences' blocks, for which they would be compiled once more.
+inline constexpr LaunchLimits kFlash4Limits{.sequences = 256};
 /// Rows of padding that the operator's backward makes for a sequence, so that no block checks where
 /// it ends.
 inline constexpr int64_t kPaddingRows = 128;
@@ -100,7 +103,7 @@ struct VarlenLaunch {
   /// The rows of the buffer that the operator is given. Starts count from key_rows.begin.
   Range key_rows;
   bool right_limited = false;         // see "mask" above
-  int64_t window_left = -1;           // tokens. -1 means no limit.
+  int64_t window_left = -1;           // tokens, fewer than max_keys. -1 means no limit.
   std::vector<QueryPiece> pieces{};   // the rows of Q, one piece after another
   std::vector<int32_t> cu_seqlens_q;  // [sequences + 1]
   std::vector<int32_t> key_starts;    // [sequences + 1]; in backward cu_seqlens_k

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "distca/base/error.h"
 #include "distca/kernels/varlen_launches_testing.h"
 
@@ -49,6 +51,7 @@ void add_random_documents(World& world, uint64_t seed) {
                         {.window_left = 7},
                         {.causal = false, .window_left = 9, .window_right = 4},
                         {.causal = false, .window_left = 12},
+                        {.window_left = std::numeric_limits<int32_t>::max()},
                         {.causal = false, .window_right = 3}};
   std::vector<int64_t> used;
   for (int store = 0; store < 3; ++store) world.add_store(200), used.push_back(0);
@@ -192,6 +195,21 @@ TEST(VarlenLaunches, a_window_alone_at_the_left_may_have_more_queries_than_keys)
   ASSERT_EQ(plan.launches.size(), 1u);
   EXPECT_THAT(plan.launches[0].pieces, ElementsAre(QueryPiece{0, {10, 35}}));
   EXPECT_EQ(plan.launches[0].max_keys, 25);
+}
+
+TEST(VarlenLaunches, a_window_that_reaches_all_keys_is_no_limit) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  // The last of 100 queries has 99 keys before it.
+  for (const auto& [window, left] :
+       {std::pair<int64_t, int64_t>{98, 98}, {99, -1}, {kMost - 50, -1}, {kMost, -1}}) {
+    World world = shards(100, {{0, 100}}, {.window_left = window});
+    for (const VarlenPlan& plan : {world.forward_plan(), world.backward_plan()}) {
+      ASSERT_EQ(plan.launches.size(), 1u);
+      EXPECT_EQ(plan.launches[0].window_left, left) << window;
+      EXPECT_TRUE(plan.launches[0].right_limited);
+    }
+    expect_like_the_reference(world);
+  }
 }
 
 TEST(VarlenLaunches, keys_in_several_memories_are_gathered_once_for_all_their_tasks) {

@@ -213,6 +213,7 @@ class Player {
       ASSERT_TRUE(queries == 0 || launch.keys_used[b] <= launch.max_keys);
     }
     ASSERT_EQ(lengths.size(), 1u);
+    ASSERT_LT(launch.window_left, launch.max_keys) << "rows and window are added in 32 bits";
   }
 
   KeyBuffer keys_of(const VarlenLaunch& launch) {
@@ -236,7 +237,7 @@ class Player {
   /// The operator's mask, in positions that start at `queries`.
   static Mask mask(const VarlenLaunch& launch) {
     Mask mask{.causal = launch.right_limited};
-    if (launch.window_left >= 0 && launch.window_left < launch.max_keys) {
+    if (launch.window_left >= 0) {
       mask.window_left = launch.window_left;
       if (!launch.right_limited) mask.window_right = launch.max_keys;
     }

@@ -69,6 +69,18 @@ int64_t gradients_memory(const RowMemory& row, ScalarType type, const VarlenLaun
   return bytes;
 }
 
+/// The call of the operator that computes the launch or, where that is not known, of the one that
+/// takes more.
+int64_t operator_memory(const Shape& shape, ScalarType type, const VarlenLaunch& launch,
+                        const FlashDevice& device) {
+  if (type == ScalarType::kFloat32) return efficient_backward_memory(shape, launch);
+  const FlashCall call = call_of(launch);
+  const int64_t of_flash4 = flash4_backward_call_memory(shape, type, call);
+  if (device.flash4) return of_flash4;
+  const int64_t of_aten = flash_backward_call_memory(shape, type, call, device);
+  return device.flash4_for_some ? std::max(of_flash4, of_aten) : of_aten;
+}
+
 }  // namespace
 
 int64_t flash_backward_call_memory(const Shape& shape, ScalarType type, const FlashCall& call,
@@ -132,8 +144,11 @@ int64_t varlen_backward_memory(const Shape& shape, ScalarType type, const TaskLi
   constexpr int64_t kFp64 = 8;
   if (list.tasks.empty()) return 0;
   const RowMemory row(shape, type);
-  const VarlenPlan plan = plan_backward_launches(type, list);
-  const bool takes_delta = device.flash4 && type == ScalarType::kBFloat16;  // in place of O
+  const bool is_bf16 = type == ScalarType::kBFloat16;
+  const bool for_some = is_bf16 && device.flash4_for_some;
+  const bool takes_delta = is_bf16 && device.flash4;  // in place of O
+  const VarlenPlan plan =
+      plan_backward_launches(type, list, for_some || takes_delta ? kFlash4Limits : LaunchLimits{});
   int64_t rows = 0, packed = plan.gathered_rows() * row.kv, most = 0;
   bool in_place = plan.launches.size() == 1;
   for (const VarlenLaunch& launch : plan.launches) {
@@ -141,10 +156,7 @@ int64_t varlen_backward_memory(const Shape& shape, ScalarType type, const TaskLi
     in_place = in_place && adjoin;
     rows += launch.query_rows();
     if (!adjoin) packed += launch.query_rows() * (row.q + row.number);
-    const int64_t of_operator =
-        type == ScalarType::kFloat32 ? efficient_backward_memory(shape, launch)
-        : takes_delta                ? flash4_backward_call_memory(shape, type, call_of(launch))
-                      : flash_backward_call_memory(shape, type, call_of(launch), device);
+    const int64_t of_operator = operator_memory(shape, type, launch, device);
     const int64_t call = launch.query_rows() * row.number + of_operator;  // LSE by heads
     most = std::max({most, call, gradients_memory(row, type, launch, adjoin)});
   }
@@ -153,7 +165,12 @@ int64_t varlen_backward_memory(const Shape& shape, ScalarType type, const TaskLi
   packed += rows * row.o;
   // O from delta: dO in fp64 for its norm, the norm, and delta over it.
   const int64_t of_o = rows * (shape.num_heads * shape.head_dim_v + 2 * shape.num_heads) * kFp64;
-  return packed + std::max(most, of_o);
+  const int64_t bytes = packed + std::max(most, of_o);
+  if (!for_some) return bytes;
+  // FlashAttention 4 may be missing where the run is, and then launches are larger.
+  FlashDevice without = device;
+  without.flash4_for_some = false;
+  return std::max(bytes, varlen_backward_memory(shape, type, list, without));
 }
 
 }  // namespace distca::kernels

@@ -22,6 +22,7 @@ struct FlashDevice {
   int64_t multiprocessors = 132;  // an H100 or H200 has 132
   bool deterministic = false;     // at::globalContext().deterministicAlgorithms()
   bool flash4 = false;            // in bf16, FlashAttention 4 computes, not ATen's operators
+  bool flash4_for_some = false;   // likewise, but for launches of some lengths alone
 };
 
 /// One call of the operator.

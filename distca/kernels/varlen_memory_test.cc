@@ -113,6 +113,38 @@ TEST(FlashMemory, of_flash_attention_4_has_sums_of_keys_and_no_o) {
                                             {.sequences = 1, .query_rows = 200, .key_rows = 300}));
 }
 
+/// Documents of 504 tokens that adjoin.
+TaskList documents_list(int64_t count) {
+  TaskList list{.queries = {{.tokens = 504 * count}}, .keys = {{.tokens = 504 * count}}};
+  for (int64_t row = 0; row < 504 * count; row += 504)
+    list.tasks.push_back({.q_row = row, .q_tokens = 504, .keys = {{.row = row, .tokens = 504}}});
+  return list;
+}
+
+TEST(FlashMemory, of_more_documents_than_flash_attention_4_takes_at_once_has_all_gradients_packed) {
+  const auto call = [](int64_t documents) -> FlashCall {
+    return {.sequences = documents, .query_rows = 504 * documents, .key_rows = 504 * documents};
+  };
+  const TaskList list = documents_list(260), fewer = documents_list(256);
+  const auto memory = [](const TaskList& of, const FlashDevice& device) {
+    return varlen_backward_memory(kShape, kMemoryType, of, device);
+  };
+  constexpr int64_t kLse = 504 * 32 * 4, kPacked = 504 * (8192 + 32 * 4);  // for each document
+  const int64_t flash4 = flash4_backward_call_memory(kShape, kMemoryType, call(256));
+  EXPECT_EQ(memory(fewer, {.flash4 = true}), 256 * kLse + flash4);
+  EXPECT_EQ(memory(list, {.flash4 = true}), 256 * kLse + flash4 + 260 * kPacked);
+  // ATen's operator takes all at once, unless FlashAttention 4 may compute some of the launches.
+  const int64_t o = 260 * 504 * 8192;
+  EXPECT_EQ(memory(list, {}),
+            260 * kLse + flash_backward_call_memory(kShape, kMemoryType, call(260), {}) + o);
+  EXPECT_EQ(memory(list, {.flash4_for_some = true}),
+            256 * kLse + flash_backward_call_memory(kShape, kMemoryType, call(256), {}) + o +
+                260 * kPacked);
+  const TaskList many = documents_list(1000);
+  EXPECT_EQ(memory(many, {.flash4_for_some = true}), memory(many, {}))
+      << "without its kernels, ATen's operator takes them all at once, which needs more";
+}
+
 TEST(EfficientMemory, of_a_list_is_what_a_call_of_its_longest_sequence_makes_beside_all_results) {
   // In fp32, 2 query heads of 40 numbers and 1 key head.
   constexpr int64_t kWideQ = 320, kWideKv = 320, kWideO = 320;

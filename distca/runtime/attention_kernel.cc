@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "distca/base/error.h"
+#include "distca/base/json.h"
 #include "distca/comm/as_on_device.h"
+#include "distca/comm/collectives.h"
 #include "distca/kernels/cpu/attention.h"
 #include "distca/kernels/reference/attention.h"
 #include "distca/runtime/aten_attention.h"
@@ -22,7 +25,8 @@ AttentionKernel::AttentionKernel(const KernelRequest& request) : request_(reques
   DISTCA_CHECK(fault.empty() || has_stand_ins, "attention kernel {}", fault);
   request_.choice = chosen_kernel(request);
   if (request_.choice == KernelChoice::kFa4) find_flash4();
-  if (request.choice == KernelChoice::kAuto && request.cuda_device >= 0) choose_by_profile();
+  if (request.choice == KernelChoice::kAuto && as_on_device(request.cuda_device))
+    choose_by_profile();
   if (request_.choice != KernelChoice::kCpu) return;
   isa_ = kernels::chosen_isa();
   pool_ = std::make_unique<kernels::ThreadPool>(request.threads);
@@ -52,12 +56,24 @@ void AttentionKernel::choose_by_profile() {
     reason = "ATen's kernel is faster in the profile that plan.profile names";
   }
   if (!reason.empty()) {
-    passed_over_ = fmt::format("FlashAttention 4 is passed over: {}", reason);
+    passed_over_ = reason;
     return;
   }
   request_.choice = KernelChoice::kFa4;
   is_measured_ = true;
   compiled_ = std::move(kernels);
+}
+
+void AttentionKernel::pass_over_flash4(std::string reason) {
+  passed_over_ = std::move(reason);
+  if (!compiled_) return;
+  compiled_.reset();
+  is_measured_ = false;
+  request_.choice = KernelChoice::kAten;
+}
+
+std::string AttentionKernel::passed_over() const {
+  return passed_over_.empty() ? "" : "FlashAttention 4 is passed over: " + passed_over_;
 }
 
 Flash4 AttentionKernel::flash4() const {
@@ -111,6 +127,30 @@ int64_t AttentionKernel::backward(const kernels::TaskList& list, TaskLaunches* l
     default:
       return aten_backward(r.shape, r.type, list, r.cuda_device, launches);
   }
+}
+
+void agree_on_kernel(Communicator& comm, bool is_free, AttentionKernel& kernel) {
+  const Json mine = {{"free", is_free},
+                     {"flash4", kernel.has_flash4()},
+                     {"name", kernel.name()},
+                     {"reason", kernel.reason()}};
+  std::vector<Json> all;
+  for (const std::string& text : all_gather_texts(comm, mine.dump(), "comparing kernels"))
+    all.push_back(parse_json(text, "another rank's kernel", ErrorKind::kComm));
+  const auto is_bound = [](const Json& one) { return one["free"] == false; };
+  const auto has_flash4 = [](const Json& one) { return one["flash4"] == true; };
+  if (std::ranges::any_of(all, is_bound) || std::ranges::none_of(all, has_flash4)) return;
+  const auto without = std::ranges::find_if_not(all, has_flash4);
+  if (without != all.end()) {
+    return kernel.pass_over_flash4(
+        fmt::format("rank {}: {}", without - all.begin(), (*without)["reason"].get<std::string>()));
+  }
+  const auto other =
+      std::ranges::find_if(all, [&](const Json& one) { return one["name"] != all[0]["name"]; });
+  if (other == all.end()) return;
+  kernel.pass_over_flash4(fmt::format("rank {} has {}, rank 0 has {}", other - all.begin(),
+                                      (*other)["name"].get<std::string>(),
+                                      all[0]["name"].get<std::string>()));
 }
 
 }  // namespace distca

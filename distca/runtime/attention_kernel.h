@@ -18,6 +18,7 @@
 
 namespace distca {
 
+class Communicator;
 class CompiledKernels;
 struct Flash4;
 class TaskLaunches;
@@ -40,7 +41,12 @@ class AttentionKernel {
   /// of its kernels, "fa4 4.0.0 and aten-cuda by length" of launches, or "reference".
   std::string name() const;
   /// Why FlashAttention 4 computes nothing although the choice was free, in one line; else empty.
-  const std::string& passed_over() const { return passed_over_; }
+  std::string passed_over() const;
+  /// passed_over() without its first words, for a line of another rank.
+  const std::string& reason() const { return passed_over_; }
+  bool has_flash4() const { return compiled_ != nullptr; }
+  /// Takes ATen's kernel in its place from now on, for this reason.
+  void pass_over_flash4(std::string reason);
 
   /// Makes what a device will be told of the tasks in forward or backward calls with these
   /// `launches`, so that the first of them need not. Rows may not be known yet. Nothing on a CPU.
@@ -66,5 +72,10 @@ class AttentionKernel {
   kernels::Isa isa_ = kernels::Isa::kPortable;
   std::unique_ptr<kernels::ThreadPool> pool_;  // null unless the choice is kCpu
 };
+
+/// All ranks call it together, each with the kernel that it chose for itself; `is_free` says that
+/// nobody asked for one by name. Where FlashAttention 4 is not on all ranks, or is another one, a
+/// free choice passes it over on all.
+void agree_on_kernel(Communicator& comm, bool is_free, AttentionKernel& kernel);
 
 }  // namespace distca

@@ -4,9 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <tuple>
 
 #include "distca/base/error.h"
+#include "distca/comm/as_on_device.h"
+#include "distca/comm/thread_group.h"
 #include "distca/kernels/attention_testing.h"
+#include "distca/runtime/cuda/flash4_testing.h"
 
 namespace distca {
 namespace {
@@ -57,13 +61,45 @@ TEST(AttentionKernel, what_a_choice_cannot_compute_is_said_with_what_could) {
   flash4.cuda_device = 0;
   EXPECT_THAT(kernel_fault(flash4), HasSubstr("bfloat16, not float32"));
   flash4.type = ScalarType::kBFloat16;
-  EXPECT_EQ(kernel_fault(flash4), "");
+  for (const auto& [head_dim_qk, head_dim_v, is_computed] :
+       {std::tuple(64, 64, true), std::tuple(128, 128, true), std::tuple(96, 96, false),
+        std::tuple(128, 64, false)}) {
+    flash4.shape.head_dim_qk = head_dim_qk, flash4.shape.head_dim_v = head_dim_v;
+    const std::string fault = kernel_fault(flash4);
+    EXPECT_EQ(fault.empty(), is_computed) << fault;
+    if (!is_computed) EXPECT_THAT(fault, HasSubstr("heads of 64 or 128"));
+  }
   for (const KernelName& kernel : kKernelNames) {
     if (kernel.choice != KernelChoice::kFa4)
       EXPECT_EQ(kernel_fault(request(kernel.choice, ScalarType::kFloat32)), "");
     EXPECT_EQ(kernel_choice(kernel.name), kernel.choice);
   }
   EXPECT_THROW(kernel_choice("fast"), CheckFailure);
+}
+
+TEST(AttentionKernel, flash4_that_is_not_on_all_ranks_is_passed_over_on_all_by_a_free_choice) {
+  const StandInKernels stand_ins;
+  const KernelRequest cpu = request(KernelChoice::kAuto, ScalarType::kBFloat16);
+  KernelRequest flash4 = cpu;
+  flash4.shape.num_heads = 4, flash4.shape.num_kv_heads = 2;
+  KernelRequest without = flash4;
+  flash4.measured = {.forward = {KernelChoice::kFa4}, .backward = {KernelChoice::kFa4}};
+  const std::string alone = "fa4 stand-in and aten-cuda by length";
+  const std::string reason =
+      "FlashAttention 4 is passed over: rank 1: plan.profile names no profile";
+  for (const auto& [of_rank_1, is_free, name, words] :
+       {std::tuple(flash4, true, alone, ""),
+        std::tuple(without, true, std::string("aten-cpu"), reason.c_str()),
+        std::tuple(without, false, alone, "")}) {
+    run_ranks(2, {.timeout_s = 300}, [&](Communicator& comm) {
+      const AsOnDevice as_on_device;
+      AttentionKernel kernel(comm.rank() == 0 ? flash4 : of_rank_1);
+      agree_on_kernel(comm, is_free, kernel);
+      if (comm.rank() == 0) EXPECT_EQ(kernel.name(), name);
+      if (comm.rank() == 0 || words[0] != 0)
+        EXPECT_THAT(kernel.passed_over(), StartsWith(words)) << comm.rank();
+    });
+  }
 }
 
 /// Every kernel computes the same, whole results and partial ones.

@@ -21,6 +21,7 @@ namespace {
 constexpr const char* kFormat = "distca-kernels";
 constexpr int64_t kVersion = 1;
 constexpr const char* kManifest = "manifest.json";
+constexpr const char* kKernelCompiler = "nvidia-cutlass-dsl";
 constexpr const char* kHost = "host";  // the architecture of stand-ins
 
 /// Kinds of a value, as TVM FFI numbers them.
@@ -132,24 +133,28 @@ struct CompiledKernels::Object {
   mutable std::atomic<bool> was_called = false;
 };
 
-const CompiledKernels::Object* CompiledKernels::load(const std::filesystem::path& file,
+const CompiledKernels::Object* CompiledKernels::load(const std::filesystem::path& folder,
+                                                     const std::string& name,
                                                      const std::string& sha256) {
+  const std::filesystem::path file = folder / name;
   std::unique_ptr<const Object>& object = objects_[file.string()];
   if (object) return object.get();
+  const std::string remedy =
+      fmt::format("distca kernels build --head-dim {} --qheads-per-kvhead {} --out {} --overwrite",
+                  head_dim_, group_, folder.string());
   const bool is_whole = sha256_hex(read_file(file, ErrorKind::kConfig)) == sha256;
-  DISTCA_THROW_IF(!is_whole, ErrorKind::kConfig,
-                  "{} is not the file that {} describes: run distca kernels build again",
-                  file.string(), kManifest);
+  DISTCA_THROW_IF(!is_whole, ErrorKind::kConfig, "{} is not the file that {} describes: run {}",
+                  file.string(), kManifest, remedy);
   void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   const char* const said = handle ? nullptr : dlerror();
   DISTCA_THROW_IF(!handle, ErrorKind::kConfig, "{} cannot be loaded: {}", file.string(),
                   said ? said : "the system's loader does not say why");
   auto made = std::make_unique<Object>();
-  const auto find = [&](const char* name, auto** function) {
+  const auto find = [&](const char* symbol, auto** function) {
     *function =
-        reinterpret_cast<std::remove_reference_t<decltype(**function)>*>(dlsym(handle, name));
-    DISTCA_THROW_IF(!*function, ErrorKind::kConfig, "{} has no {}: run distca kernels build again",
-                    file.string(), name);
+        reinterpret_cast<std::remove_reference_t<decltype(**function)>*>(dlsym(handle, symbol));
+    DISTCA_THROW_IF(!*function, ErrorKind::kConfig, "{} has no {}: run {}", file.string(), symbol,
+                    remedy);
   };
   find("__tvm_ffi_func", &made->call);
   find("distca_kernel_stream", &made->set_stream);
@@ -165,7 +170,10 @@ CompiledKernels::CompiledKernels(const std::filesystem::path& folder) {
   const JsonField all(json, file, ErrorKind::kConfig);
   all["format"].expect(all["format"].text() == kFormat, fmt::format("\"{}\"", kFormat));
   all["version"].expect(all["version"].integer() == kVersion, std::to_string(kVersion));
-  name_ = fmt::format("{} {}", all["provider"].text(), all["packages"]["flash-attn-4"].text());
+  const JsonField packages = all["packages"];
+  name_ = fmt::format("{} {}", all["provider"].text(), packages["flash-attn-4"].text());
+  if (packages.has(kKernelCompiler))  // stand-ins have none
+    name_ += fmt::format(" ({} {})", kKernelCompiler, packages[kKernelCompiler].text());
   arch_ = all["arch"].text();
   head_dim_ = all["head_dim"].integer(1, 1024);
   group_ = all["heads_of_a_key_head"].integer(1, 1024);
@@ -187,7 +195,7 @@ CompiledKernels::CompiledKernels(const std::filesystem::path& folder) {
       DISTCA_THROW_IF(!has_runtime && arch_ != kHost, ErrorKind::kConfig,
                       "{} needs the run-time library of CUDA {}, and this PyTorch has another one",
                       folder.string(), cuda);
-      masks_[mask].steps[step] = load(folder / name, all["sha256"][name].text());
+      masks_[mask].steps[step] = load(folder, name, all["sha256"][name].text());
     }
   }
 }

@@ -86,7 +86,8 @@ class CompiledKernels {
   CompiledKernels(const CompiledKernels&) = delete;
   CompiledKernels& operator=(const CompiledKernels&) = delete;
 
-  /// "fa4 4.0.0b36": whose kernels they are, and of which version.
+  /// "fa4 4.0.0b36 (nvidia-cutlass-dsl 4.6.0)": whose kernels they are, of which version, and by
+  /// which compiler: another one makes other machine code.
   const std::string& name() const { return name_; }
   /// Empty if the kernels compute this, else what they compute, in words.
   std::string fault(const kernels::Shape& shape, ScalarType type) const;
@@ -105,7 +106,8 @@ class CompiledKernels {
     int64_t query_tile = 0, key_tile = 0;
     std::array<const Object*, kKernelSteps.size()> steps{};
   };
-  const Object* load(const std::filesystem::path& file, const std::string& sha256);
+  const Object* load(const std::filesystem::path& folder, const std::string& name,
+                     const std::string& sha256);
 
   std::string name_, arch_;
   int64_t head_dim_ = 0, group_ = 0;

@@ -20,10 +20,6 @@ using kernels::LaunchLimits;
 using kernels::Shape;
 using kernels::VarlenLaunch;
 
-/// Above it, kernels want tables of the blocks of sequences, for which they would be compiled once
-/// more.
-constexpr int64_t kMostSequences = 256;
-
 /// CUDA's handle of the stream on which operators launch.
 void* stream_of(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return nullptr;
@@ -95,7 +91,7 @@ class Flash4Operator final : public VarlenOperator {
     DISTCA_CHECK(fault.empty(), "kernels {}", fault);
   }
 
-  LaunchLimits limits() const override { return {.sequences = kMostSequences}; }
+  LaunchLimits limits() const override { return kernels::kFlash4Limits; }
 
   std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists& lists,
                                             const at::Tensor& q, const at::Tensor& k,

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <limits>
 #include <random>
 
 #include "distca/base/error.h"
@@ -18,19 +19,23 @@
 #include "distca/comm/as_on_device.h"
 #include "distca/kernels/attention_testing.h"
 #include "distca/kernels/merge.h"
+#include "distca/kernels/varlen_memory.h"
 #include "distca/runtime/attention_kernel.h"
+#include "distca/runtime/attention_tensors.h"
 #include "distca/runtime/cuda/compiled_kernels.h"
 #include "distca/runtime/cuda/cuda_attention.h"
 #include "distca/runtime/cuda/flash4_testing.h"
 #include "distca/runtime/cuda/kernel_profiles.h"
 #include "distca/runtime/cuda/task_launches.h"
 #include "distca/runtime/cuda/varlen_attention.h"
+#include "distca/runtime/memory_meter.h"
 #include "distca/runtime/operator_count.h"
 
 namespace distca {
 namespace {
 
 using kernels::Mask;
+using kernels::Shape;
 using kernels::Task;
 using kernels::TaskList;
 using kernels::testing::Bounds;
@@ -114,13 +119,24 @@ void expect_split_keys_like_whole_matrix(const Case& c, int64_t first_keys, cons
   kernels::testing::expect_forward(doc, whole, bounds);
 }
 
+/// All kinds, with windows whose limits, added to a row, are more than 32 bits hold.
+std::vector<Mask> masks() {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  return {{},
+          {.causal = true, .window_left = 9},
+          {.causal = false},
+          {.causal = true, .window_left = 300},
+          {.causal = true, .window_left = kMost},
+          {.causal = false, .window_left = kMost, .window_right = kMost},
+          {.causal = false, .window_left = 9, .window_right = kMost}};
+}
+
 TEST_F(Flash4Test, equals_the_whole_matrix_for_every_mask_head_grouping_and_order) {
   for (const int64_t key_heads : {1, 2, 4}) {
     const CompiledKernels kernels(written(stand_in_manifest(4 / key_heads)));
     for (const bool is_deterministic : {false, true}) {
       at::globalContext().setDeterministicAlgorithms(is_deterministic, false);
-      for (const Mask& mask : {Mask{}, Mask{.causal = true, .window_left = 9},
-                               Mask{.causal = false}, Mask{.causal = true, .window_left = 300}}) {
+      for (const Mask& mask : masks()) {
         for (const int64_t gap : {0, 24, 3}) {  // 3: rows that are not aligned
           Case c{.type = kType,
                  .q_position = 10,
@@ -215,14 +231,87 @@ TEST_F(Flash4Test, kernels_are_found_by_their_shape_or_it_is_said_why_not) {
   write_file_atomically(folder / "manifest.json", "{");
   EXPECT_THAT(find_compiled_kernels(shape, kType, kCpu).reason, HasSubstr("manifest.json"));
 
-  // A free choice goes on with ATen's kernel; one by name does not.
+  // A free choice goes on with ATen's kernel; one by name does not, for heads that kernels have.
   KernelRequest request{.shape = shape, .type = kType, .cuda_device = 0};
   const AttentionKernel other(request);
   EXPECT_EQ(other.name(), "aten-cuda");
   EXPECT_THAT(other.passed_over(),
               AllOf(HasSubstr("FlashAttention 4 is passed over: "), HasSubstr("manifest.json")));
   request.choice = KernelChoice::kFa4;
+  request.shape.head_dim_qk = request.shape.head_dim_v = 64;
   EXPECT_THROW(AttentionKernel{request}, Error);
+}
+
+TEST_F(Flash4Test, a_free_choice_takes_it_for_the_launches_for_which_a_profile_says_so) {
+  const StandInKernels stand_ins;
+  const AsOnDevice as_on_device;
+  const Case c{.type = kType, .q_tokens = 60, .k_tokens = 60};
+  KernelRequest request{.shape = c.shape, .type = kType};
+  using enum KernelChoice;
+  for (const auto& [measured, reason] :
+       {std::pair(MeasuredKernels{}, "plan.profile names no profile"),
+        std::pair(MeasuredKernels{.forward = {kAten, kAten}, .backward = {kAten}},
+                  "ATen's kernel is faster in the profile")}) {
+    request.measured = measured;
+    const AttentionKernel other(request);
+    EXPECT_THAT(other.passed_over(), HasSubstr(reason));
+    EXPECT_THAT(other.name(), ::testing::StartsWith("cpu-"));
+  }
+  Document doc(c);
+  const WholeMatrix whole(doc);
+  const Bounds bounds(
+      c, whole, {.sums = kernels::accumulator_type(kType), .store = kType, .store_roundings = 4});
+  for (const MeasuredKernels& measured :
+       {MeasuredKernels{.forward = {kFa4, kAten}, .backward = {kAten}},
+        MeasuredKernels{.forward = {kAten}, .backward = {kAten, kFa4}}}) {
+    request.measured = measured;
+    AttentionKernel kernel(request);
+    EXPECT_EQ(kernel.passed_over(), "");
+    EXPECT_EQ(kernel.name(), "fa4 stand-in and aten-cuda by length");
+    kernel.forward(kType, doc.list());
+    kernels::testing::expect_forward(doc, whole, bounds);
+    kernels::testing::set_backward_inputs(doc, whole);
+    kernel.backward(doc.list());
+    kernels::testing::expect_backward(doc, whole, bounds);
+  }
+  // Another type has no such kernels, and no line.
+  request.type = ScalarType::kFloat32;
+  EXPECT_EQ(AttentionKernel(request).passed_over(), "");
+}
+
+/// The most that one backward of adjoining documents makes, kernels computing nothing.
+int64_t backward_peak(const Shape& shape, const AttentionTensors& tensors, const Flash4& flash4) {
+  TaskLaunches launches;
+  cuda_prepare(shape, kType, tensors.list, kCpu, Pass::kBackward, &launches, flash4);
+  setenv("DISTCA_STAND_INS_COMPUTE_NOTHING", "1", /*overwrite=*/1);
+  const MemoryMeter meter(kCpu);
+  cuda_backward(shape, kType, tensors.list, kCpu, &launches, flash4);
+  unsetenv("DISTCA_STAND_INS_COMPUTE_NOTHING");
+  return meter.peak_bytes();
+}
+
+TEST_F(Flash4Test, the_memory_of_more_documents_than_a_launch_takes_is_predicted) {
+  constexpr int64_t kDocuments = 260, kTokens = 504;
+  const CompiledKernels kernels(written(stand_in_manifest(2)));
+  const Shape shape = Case{}.shape;
+  AttentionTensors tensors(shape, kType, kDocuments * kTokens, kDocuments * kTokens);
+  for (int64_t row = 0; row < kDocuments * kTokens; row += kTokens) {
+    tensors.list.tasks.push_back(
+        {.q_row = row, .q_tokens = kTokens, .keys = {{.row = row, .tokens = kTokens}}});
+  }
+  const auto predicted = [&](const kernels::FlashDevice& device) {
+    return static_cast<double>(kernels::varlen_backward_memory(shape, kType, tensors.list, device));
+  };
+  const auto measured = static_cast<double>(backward_peak(shape, tensors, {&kernels}));
+  fmt::print("predicted {:.1f} MB, measured {:.1f} MB\n", predicted({.flash4 = true}) / 1e6,
+             measured / 1e6);
+  EXPECT_GE(predicted({.flash4 = true}), measured);
+  EXPECT_LE(predicted({.flash4 = true}), 1.1 * measured);  // sequences are padded by 128 at most
+  const MeasuredKernels by_length{.forward = {}, .backward = {KernelChoice::kFa4}};
+  EXPECT_GE(predicted({.flash4_for_some = true}),
+            static_cast<double>(backward_peak(shape, tensors, {&kernels, &by_length})));
+  // ATen's launch has all documents, whose dO and delta lie in place.
+  EXPECT_LT(predicted({}), predicted({.flash4_for_some = true}));
 }
 
 /// The operators of ATen that one pass of a list calls, kernels of FlashAttention 4 not among them.
@@ -299,6 +388,9 @@ TEST_F(Flash4Test, kernels_of_another_shape_are_said) {
   }
   EXPECT_NE(kernels.fault(c.shape, ScalarType::kFloat32), "");
   EXPECT_EQ(kernels.name(), "fa4 stand-in");
+  Json manifest = stand_in_manifest(2);
+  manifest["packages"]["nvidia-cutlass-dsl"] = "4.6.0";
+  EXPECT_EQ(CompiledKernels(written(manifest)).name(), "fa4 stand-in (nvidia-cutlass-dsl 4.6.0)");
 }
 
 TEST_F(Flash4Test, a_folder_that_cannot_be_used_is_refused_in_one_line) {
@@ -314,8 +406,12 @@ TEST_F(Flash4Test, a_folder_that_cannot_be_used_is_refused_in_one_line) {
   EXPECT_THAT(refusal(manifest), HasSubstr("behind_backward_kv is missing"));
   manifest = stand_in_manifest(2);
   manifest["sha256"][DISTCA_KERNELS_CAUSAL] = std::string(64, '0');
-  EXPECT_THAT(refusal(manifest), HasSubstr("is not the file that manifest.json describes"));
-  // A shared object without such functions, and a file that is none.
+  const std::string rebuilt =
+      "run distca kernels build --head-dim 16 --qheads-per-kvhead 2 --out " + folder_.string() +
+      " --overwrite";
+  EXPECT_THAT(refusal(manifest), AllOf(HasSubstr("is not the file that manifest.json describes"),
+                                       ::testing::EndsWith(rebuilt)));
+  // A file that is no shared object.
   manifest = stand_in_manifest(2);
   write_file_atomically(folder_ / "text.so", "no object");
   manifest["masks"]["full"]["kernels"]["forward"] = "text.so";

@@ -56,6 +56,12 @@ struct Sequences {
   const Tensor &starts_q_, &starts_k_;
 };
 
+/// A compiled kernel adds the limits of a window to rows in 32 bits.
+void want_near(const Window& window, int64_t rows) {
+  want(window.left == kFar || window.left < rows, "a left limit that reaches all keys");
+  want(window.right == kFar || window.right <= rows, "a right limit beyond all keys");
+}
+
 /// calls visit(j) for the keys that query i of n sees of m.
 template <typename Visit>
 void for_each_key(int64_t i, int64_t n, int64_t m, const Window& window, const Visit& visit) {
@@ -104,6 +110,10 @@ void forward(Arguments arguments) {
   arguments.end();
   const Sequences all(starts_q, starts_k);
   const int64_t group = q.size(1) / k.size(1);
+  int64_t most = 0;
+  for (int64_t b = 0; b < all.count(); ++b)
+    most = std::max({most, all.queries(b), static_cast<int64_t>(used.at(b))});
+  want_near(window, most);
   for (int64_t b = 0; computes() && b < all.count(); ++b) {
     const int64_t n = all.queries(b), m = static_cast<int64_t>(used.at(b));
     want_whole_tile(v, all.key(b), m);
@@ -239,6 +249,10 @@ void backward(Arguments arguments) {
   later.none(2);
   const Window window = window_of(later);
   const Sequences all(starts_q, starts_k);
+  int64_t most = 0;
+  for (int64_t b = 0; b < all.count(); ++b)
+    most = std::max({most, all.queries(b), all.queries(b) > 0 ? all.keys(b) : 0});
+  want_near(window, most);
   want_orders(later, all, q.size(1), k.size(1));
   later.list_of_none(2);
   later.none(2);
