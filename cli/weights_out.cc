@@ -41,7 +41,7 @@ void WeightsOut::write(const std::string& begin, const ModelToWrite& model) cons
   check_outputs(touched, overwrite_);
   HuggingFaceWriter::Contents contents = model.contents;
   const LlamaConfig shape = parse_hugging_face_config(contents.config, "config.json");
-  contents.config = with_eos_token_id(with_rope_of_all_versions(std::move(contents.config), shape),
+  contents.config = with_eos_token_id(with_keys_of_all_versions(std::move(contents.config), shape),
                                       contents.beside);
   writer.write(contents, model.read);
   int64_t parameters = 0;

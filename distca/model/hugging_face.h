@@ -32,9 +32,10 @@ LlamaConfig read_hugging_face_config(const std::filesystem::path& folder,
 /// Reads the contents of such a file likewise; `file` is its name, for errors.
 LlamaConfig parse_hugging_face_config(const Json& json, const std::string& file,
                                       std::vector<std::string>* notes = nullptr);
-/// Such a file, whose model is `model`, in the one spelling of RoPE that every version of
-/// transformers understands alike (LlamaConfig::to_hugging_face). Other keys stay.
-Json with_rope_of_all_versions(Json json, const LlamaConfig& model);
+/// Such a file, whose model is `model`, with the one spelling of RoPE, and of a Qwen without a
+/// window, that every version of transformers understands alike (LlamaConfig::to_hugging_face).
+/// Other keys stay.
+Json with_keys_of_all_versions(Json json, const LlamaConfig& model);
 
 /// The weights of a folder: model.safetensors, or the files that model.safetensors.index.json
 /// lists. Files are mapped, so a tensor is read from disk when its bytes are touched.

@@ -310,7 +310,7 @@ LlamaConfig parse_hugging_face_config(const Json& json, const std::string& file,
   return model;
 }
 
-Json with_rope_of_all_versions(Json json, const LlamaConfig& model) {
+Json with_keys_of_all_versions(Json json, const LlamaConfig& model) {
   const Json written = model.to_hugging_face(0);
   json.erase("rope_parameters");
   json.erase("rope_scaling");
@@ -318,6 +318,9 @@ Json with_rope_of_all_versions(Json json, const LlamaConfig& model) {
     if (written.contains(key)) json[key] = written[key];
   if (written["max_position_embeddings"] > 0)
     json["max_position_embeddings"] = written["max_position_embeddings"];
+  if (written.contains("layer_types")) json["layer_types"] = written["layer_types"];
+  if (written.contains("sliding_window") && written["sliding_window"].is_null())
+    json["sliding_window"] = nullptr;
   return json;
 }
 

@@ -132,6 +132,88 @@ TEST(hugging_face_config, what_we_write_is_read_back) {
   }
 }
 
+TEST(hugging_face_config, a_qwen_without_a_window_says_so) {
+  LlamaConfig model = read(small_config());
+  EXPECT_FALSE(model.to_hugging_face(0).contains("sliding_window")) << "a Llama never has one";
+  for (const ModelType type : {ModelType::kQwen2, ModelType::kQwen3}) {
+    model.model_type = type;
+    const Json written = model.to_hugging_face(0);
+    ASSERT_TRUE(written.contains("sliding_window"));
+    EXPECT_TRUE(written["sliding_window"].is_null());
+    EXPECT_EQ(written["use_sliding_window"], false);
+    EXPECT_EQ(read(written).sliding_window, 0);
+    EXPECT_EQ(read(written).to_hugging_face(0), written);
+    const Json kept = with_keys_of_all_versions({{"sliding_window", 4096}, {"other", 1}}, model);
+    EXPECT_TRUE(kept["sliding_window"].is_null()) << "of a file that init or export keeps";
+    EXPECT_EQ(kept["other"], 1);
+  }
+}
+
+TEST(hugging_face_config, versions_that_read_rope_otherwise_are_named) {
+  const Json yarn = {
+      {"rope_type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 1024}};
+  Json exact = yarn;
+  exact["truncate"] = false;
+  const std::string truncate =
+      "config.json: truncate = false of yarn is not known to transformers before 4.55, whose "
+      "frequencies differ";
+  const auto plain = [](const char* name, const char* version) {
+    return fmt::format(
+        "config.json: rope_scaling of {} is not known to transformers before {}, whose frequencies "
+        "are not stretched",
+        name, version);
+  };
+  for (const auto& [type, window, line] : {std::tuple(ModelType::kLlama, 0, std::string()),
+                                           {ModelType::kLlama, 16, plain("Mistral", "4.48")},
+                                           {ModelType::kQwen2, 0, plain("Qwen2", "4.45")},
+                                           {ModelType::kQwen3, 0, ""}}) {
+    LlamaConfig model = read(small_config());
+    model.model_type = type;
+    model.sliding_window = window;
+    EXPECT_EQ(model.read_otherwise(), "");
+    model.rope_parameters = R"({"rope_type": "linear", "factor": 2})";
+    EXPECT_EQ(model.read_otherwise(), line);
+    model.rope_parameters = yarn.dump();
+    EXPECT_EQ(model.read_otherwise(), line);
+    model.rope_parameters = exact.dump();
+    EXPECT_EQ(model.read_otherwise(), truncate);
+  }
+}
+
+TEST(hugging_face_config, versions_that_read_windows_otherwise_are_named) {
+  const std::string differ =
+      "config.json: layer_types is not known to transformers before 4.53, whose windows differ";
+  const std::string but_flash = differ + " where attention is not flash_attention_2";
+  const std::string uniform =
+      "config.json: sliding_window of Qwen2 is not known to sdpa and eager of transformers 4.42 to "
+      "4.45 and 4.48, which see all keys";
+  const std::string full = "full_attention", sliding = "sliding_attention";
+  for (const auto& [layers, mistral, qwen2, qwen3] :
+       {std::tuple(std::vector{full, sliding}, std::string(), but_flash, but_flash),
+        {{sliding, full}, "", differ, differ},
+        {{sliding, sliding}, "", uniform, ""},
+        {{}, "", uniform, ""},
+        {{full, full}, "", "", ""}}) {
+    LlamaConfig model = read(small_config());
+    model.sliding_window = 16;
+    model.layer_types = layers;
+    EXPECT_EQ(model.read_otherwise(), mistral);
+    model.model_type = ModelType::kQwen2;
+    EXPECT_EQ(model.read_otherwise(), qwen2);
+    model.model_type = ModelType::kQwen3;
+    EXPECT_EQ(model.read_otherwise(), qwen3);
+  }
+  LlamaConfig both = read(small_config());
+  both.model_type = ModelType::kQwen2;
+  both.sliding_window = 16;
+  both.layer_types = {sliding, full};
+  both.rope_parameters = R"({"rope_type": "linear", "factor": 2})";
+  EXPECT_EQ(both.read_otherwise(),
+            "config.json: rope_scaling of Qwen2 is not known to transformers before 4.45, whose "
+            "frequencies are not stretched; layer_types is not known to transformers before 4.53, "
+            "whose windows differ");
+}
+
 TEST(hugging_face_config, keys_without_an_effect_are_taken) {
   const LlamaConfig plain = read(small_config());
   for (const Json& changes : std::vector<Json>{{{"use_mrope", false}},
@@ -169,7 +251,7 @@ TEST(hugging_face_config, yarn_is_written_for_all_versions) {
   const LlamaConfig again = read(written);
   EXPECT_THAT(again.rope_parameters, HasSubstr("\"original_max_position_embeddings\":1024"));
   EXPECT_EQ(again.num_positions(), 4096);
-  const Json init = with_rope_of_all_versions(changed_config({{"rope_parameters", yarn}}), model);
+  const Json init = with_keys_of_all_versions(changed_config({{"rope_parameters", yarn}}), model);
   EXPECT_FALSE(init.contains("rope_parameters"));
   EXPECT_EQ(init["rope_scaling"], written["rope_scaling"]);
   EXPECT_EQ(init["max_position_embeddings"], 1024);

@@ -31,6 +31,54 @@ void check_layer_types(const LlamaConfig& model) {
                   "many tokens it sees");
 }
 
+/// The family of transformers as which config.json names a model.
+struct Family {
+  const char* model_type;
+  const char* name;
+  /// The version of transformers from which the family's RoPE is stretched; earlier ones leave
+  /// rope_scaling out of account. Empty: all versions stretch it, or refuse the model.
+  const char* first_with_rope_scaling = "";
+};
+
+Family family_of(const LlamaConfig& model) {
+  if (model.model_type == ModelType::kQwen2) return {"qwen2", "Qwen2", "4.45"};
+  if (model.model_type == ModelType::kQwen3) return {"qwen3", "Qwen3"};
+  if (model.windows_differ()) return {"ministral", "Ministral"};
+  // Hugging Face's Llama has no window; Mistral is Llama with one.
+  if (model.windows().back() > 0) return {"mistral", "Mistral", "4.48"};
+  return {"llama", "Llama"};
+}
+
+/// "", or words that say which versions of transformers compute other frequencies.
+std::string rope_read_otherwise(const LlamaConfig& model) {
+  const RopeScaling scaling = parse_rope_scaling(model.rope_parameters, "model.rope_parameters");
+  // These versions include those before first_with_rope_scaling.
+  if (std::string other = scaling.read_otherwise(); !other.empty()) return other;
+  const Family family = family_of(model);
+  const std::string_view first = family.first_with_rope_scaling;
+  if (scaling.type == RopeScaling::Type::kDefault || first.empty()) return "";
+  return fmt::format(
+      "rope_scaling of {} is not known to transformers before {}, whose frequencies are not "
+      "stretched",
+      family.name, first);
+}
+
+/// "", or words that say in which versions of transformers layers have other windows. Versions that
+/// do not know a Ministral refuse it.
+std::string windows_read_otherwise(const LlamaConfig& model) {
+  if (model.model_type == ModelType::kLlama) return "";
+  if (model.windows_differ()) {
+    // max_window_layers says these windows, and nothing but flash_attention_2 reads it.
+    const bool full_first = std::ranges::is_sorted(model.window_of_layer());
+    return fmt::format(
+        "layer_types is not known to transformers before 4.53, whose windows differ{}",
+        full_first ? " where attention is not flash_attention_2" : "");
+  }
+  if (model.model_type == ModelType::kQwen3 || model.windows().back() == 0) return "";
+  return "sliding_window of Qwen2 is not known to sdpa and eager of transformers 4.42 to 4.45 and "
+         "4.48, which see all keys";
+}
+
 }  // namespace
 
 std::span<const LlamaConfig::Number> LlamaConfig::numbers() {
@@ -150,7 +198,10 @@ double LlamaConfig::train_flops(int64_t tokens, int64_t pairs) const {
 }
 
 std::string LlamaConfig::read_otherwise() const {
-  return parse_rope_scaling(rope_parameters, "model.rope_parameters").read_otherwise();
+  const std::string rope = rope_read_otherwise(*this), windows = windows_read_otherwise(*this);
+  if (rope.empty() && windows.empty()) return "";
+  const char* const between = rope.empty() || windows.empty() ? "" : "; ";
+  return fmt::format("config.json: {}{}{}", rope, between, windows);
 }
 
 int64_t LlamaConfig::num_positions() const {
@@ -163,8 +214,9 @@ int64_t LlamaConfig::num_positions() const {
 }
 
 Json LlamaConfig::to_hugging_face(int64_t tokens) const {
-  Json json = {{"architectures", {"LlamaForCausalLM"}},
-               {"model_type", "llama"},
+  const Family family = family_of(*this);
+  Json json = {{"architectures", {fmt::format("{}ForCausalLM", family.name)}},
+               {"model_type", family.model_type},
                {"vocab_size", vocab_size},
                {"hidden_size", hidden_size},
                {"intermediate_size", intermediate_size},
@@ -191,19 +243,13 @@ Json LlamaConfig::to_hugging_face(int64_t tokens) const {
   const bool slides = windows().back() > 0;
   if (slides) json["sliding_window"] = sliding_window;
   if (windows_differ()) json["layer_types"] = layer_types;
-  if (model_type == ModelType::kLlama) {
-    if (slides) {  // Hugging Face's Llama has no window; Mistral is Llama with one
-      json["architectures"] = {windows_differ() ? "MinistralForCausalLM" : "MistralForCausalLM"};
-      json["model_type"] = windows_differ() ? "ministral" : "mistral";
-    }
-    return json;
-  }
-  const bool is_qwen2 = model_type == ModelType::kQwen2;
-  json["architectures"] = {is_qwen2 ? "Qwen2ForCausalLM" : "Qwen3ForCausalLM"};
-  json["model_type"] = is_qwen2 ? "qwen2" : "qwen3";
-  if (is_qwen2) json.erase("attention_bias");  // Qwen2 has it of Q, K and V, and no such key
+  if (model_type == ModelType::kLlama) return json;
+  if (has_qkv_bias()) json.erase("attention_bias");  // Qwen2 has it of Q, K and V, and no such key
   json.erase("mlp_bias");
   json["use_sliding_window"] = slides;
+  // Where this key is missing, sdpa and eager of transformers 4.49 to 4.51 take 4096 for it, and
+  // use_sliding_window does not turn that off.
+  if (!slides) json["sliding_window"] = nullptr;
   const std::vector<int> places = window_of_layer();
   const auto full = windows_differ() ? std::ranges::find(places, 1) - places.begin() : 0;
   json["max_window_layers"] = slides ? full : num_hidden_layers;  // the first with a window

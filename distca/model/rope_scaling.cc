@@ -181,8 +181,8 @@ Json RopeScaling::to_hugging_face() const {
 
 std::string RopeScaling::read_otherwise() const {
   if (type != Type::kYarn || truncate) return "";
-  return "config.json: truncate = false of yarn is not known to transformers before 4.55, whose "
-         "frequencies differ";
+  return "truncate = false of yarn is not known to transformers before 4.55, whose frequencies "
+         "differ";
 }
 
 RopeScaling read_rope_scaling(const Json& json, std::string_view place, int64_t length,

@@ -37,7 +37,8 @@ struct RopeScaling {
   /// null for the default. That of yarn does not say original_max_position_embeddings, from which
   /// some versions compute another factor: max_position_embeddings has to be this length.
   Json to_hugging_face() const;
-  /// "", or a line that says which versions of transformers compute other frequencies.
+  /// "", or words that say which versions of transformers compute other frequencies in any family
+  /// (LlamaConfig::read_otherwise has those of one family, too).
   std::string read_otherwise() const;
   bool operator==(const RopeScaling&) const = default;
 };

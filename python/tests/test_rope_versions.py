@@ -1,5 +1,6 @@
-"""RoPE means the same to every version of Transformers in what a run, `distca export` and `distca init` write, and what
-they read means what it means to the installed version. DISTCA_PROGRAM names the program that was built."""
+"""RoPE and windows mean the same to every version of Transformers in what a run, `distca export` and `distca init` write,
+or a line names the versions to which they do not; and what they read means what it means to the installed version.
+DISTCA_PROGRAM names the program that was built."""
 
 import json
 import math
@@ -41,8 +42,24 @@ CASES = {
 }
 # First version with such a function, and what it does: whether it reads original_max_position_embeddings of yarn,
 # whether it takes yarn's factor from that, and whether it knows mscale and truncate.
-VERSIONS = {"4.43": (False, False, False, False), "4.51": (True, True, True, False), "4.55": (True, True, True, True),
-            "4.57": (True, False, True, True)}
+VERSIONS = {"4.43": (False, False, False, False), "4.45": (False, False, False, False), "4.48": (False, False, False, False),
+            "4.51": (True, True, True, False), "4.55": (True, True, True, True), "4.57": (True, False, True, True)}
+# model_type: (class, its other keys, the first version that reads rope_scaling for it, or "" for all that know it)
+FAMILIES = {"mistral": ("Mistral", {"sliding_window": 40}, "4.48"), "qwen2": ("Qwen2", {}, "4.45"),
+            "qwen3": ("Qwen3", {}, "")}
+ALL, SOME = "full_attention", "sliding_attention"
+# name: (model_type, layer_types, words of a line or None, versions of WINDOW_VERSIONS that it names)
+WINDOW_CASES = {
+    "qwen2_without": ("qwen2", [ALL, ALL], None, ()),
+    "qwen3_without": ("qwen3", [ALL, ALL], None, ()),
+    "qwen2_everywhere": ("qwen2", [SOME, SOME], "sdpa and eager of transformers 4.42 to 4.45 and 4.48", ("4.43", "4.48")),
+    "qwen3_everywhere": ("qwen3", [SOME, SOME], None, ()),
+    "qwen2_full_first": ("qwen2", [ALL, SOME, SOME], "before 4.53, whose windows differ where attention is not flash",
+                         ("4.43", "4.46", "4.48", "4.49", "4.52")),
+    "qwen3_in_turns": ("qwen3", [SOME, ALL, SOME], "before 4.53, whose windows differ\n", ("4.51", "4.52")),
+}
+# For each model_type, the versions whose sdpa gives it other windows than the version before.
+WINDOW_VERSIONS = {"qwen2": ("4.43", "4.46", "4.48", "4.49", "4.52", "4.53"), "qwen3": ("4.51", "4.52", "4.53")}
 
 
 def of_version(version, config):
@@ -51,7 +68,7 @@ def of_version(version, config):
     rope, theta, dim = config.get("rope_scaling") or {}, config.get("rope_theta", 10000.0), config["head_dim"]
     plain = [theta ** (-2 * i / dim) for i in range(dim // 2)]
     kind = rope.get("rope_type", "default")
-    if kind == "default":
+    if kind == "default" or version < FAMILIES.get(config["model_type"], (None, None, ""))[2]:
         return plain, 1.0
     factor, attention = rope["factor"], rope.get("attention_factor")
     if kind == "linear":
@@ -78,6 +95,20 @@ def of_version(version, config):
     first, last = max(first, 0), min(last, dim - 1)
     ramp = [min(1.0, max(0.0, (i - first) / ((last - first) or 0.001))) for i in range(dim // 2)]
     return [f * (r / factor + 1 - r) for f, r in zip(plain, ramp)], attention
+
+
+def windows_of_version(version, config):
+    """[layer] How many keys a query of a Qwen sees in sdpa of a version of Transformers 4; None means all."""
+    layers, used = config["num_hidden_layers"], config.get("use_sliding_window", False)
+    window = config.get("sliding_window", 4096)
+    if version in ("4.43", "4.48"):
+        return [None] * layers  # the mask has no window
+    if not used and version not in ("4.49", "4.51"):  # which read sliding_window alone
+        window = None
+    if version < "4.53":
+        return [window] * layers
+    types = config.get("layer_types") or [ALL if i < config["max_window_layers"] else SOME for i in range(layers)]
+    return [window if kind == SOME else None for kind in types]
 
 
 def of_installed(folder):
@@ -111,28 +142,62 @@ def data(tmp_path_factory):
     return folder / "data"
 
 
+def write(config, data, folder, runs=True):
+    """The output of `distca init`, of a run that begins there and of its export, and the config.json that each writes."""
+    (folder / "given").mkdir()
+    (folder / "given/config.json").write_text(json.dumps(config))
+    said = {"init": distca("init", "--hf-config", folder / "given", "--out", folder / "init")}
+    if runs:
+        said["run"] = distca("train", f"model.from={folder / 'init'}", f"data.prefix={data}", "data.validation_fraction=0",
+                             f"train.output_dir={folder / 'run'}", "batch.nano_batch_tokens=512", "train.steps=1",
+                             "checkpoint.every_steps=1", "comm.backend=threads")
+        said["export"] = distca("export", folder / "run", "--out", folder / "export")
+    return said, {name: json.loads((folder / name / "config.json").read_text()) for name in said}
+
+
 @pytest.mark.parametrize("spelling", [4, 5])
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_written_means_the_same_to_every_version(case, spelling, data, tmp_path):
-    (tmp_path / "given").mkdir()
-    (tmp_path / "given/config.json").write_text(json.dumps(config_of(CASES[case], spelling)))
+    said, written = write(config_of(CASES[case], spelling), data, tmp_path, runs=spelling == 5)
     want = of_installed(tmp_path / "given")
-    said = distca("init", "--hf-config", tmp_path / "given", "--out", tmp_path / "init")
-    folders = ["init"]
-    if spelling == 5:
-        said = distca("train", f"model.from={tmp_path / 'init'}", f"data.prefix={data}", "data.validation_fraction=0",
-                      f"train.output_dir={tmp_path / 'run'}", "batch.nano_batch_tokens=512", "train.steps=1",
-                      "checkpoint.every_steps=1", "comm.backend=threads")
-        distca("export", tmp_path / "run", "--out", tmp_path / "export")
-        folders += ["run", "export"]
     otherwise = CASES[case].get("truncate", True) in (False, None)
-    assert ("not known to transformers before 4.55" in said) == otherwise
-    for folder in folders:
-        written = json.loads((tmp_path / folder / "config.json").read_text())
-        assert same(of_installed(tmp_path / folder), want), folder
+    for name, config in written.items():
+        assert ("not known to transformers before 4.55" in said[name]) == otherwise
+        assert same(of_installed(tmp_path / name), want), name
         for version in VERSIONS:
             knows = not otherwise or version >= "4.55"
-            assert same(of_version(version, written), want) == knows, (folder, version, written)
+            assert same(of_version(version, config), want) == knows, (name, version, config)
+
+
+def of_family(kind, **changes):
+    return {**SIZES, "architectures": [f"{FAMILIES[kind][0]}ForCausalLM"], "model_type": kind, **FAMILIES[kind][1], **changes}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_versions_that_do_not_stretch_rope_are_named(kind, data, tmp_path):
+    name, _, first = FAMILIES[kind]
+    config = of_family(kind, rope_parameters={**LLAMA3, "rope_theta": THETA})
+    said, written = write(config, data, tmp_path)
+    want = of_installed(tmp_path / "given")
+    for place, config in written.items():
+        line = f"config.json: rope_scaling of {name} is not known to transformers before {first}"
+        assert (line in said[place]) == (first != ""), place
+        for version in VERSIONS:
+            assert same(of_version(version, config), want) == (version >= first), (place, version)
+
+
+@pytest.mark.parametrize("case", WINDOW_CASES)
+def test_versions_whose_windows_differ_are_named(case, data, tmp_path):
+    kind, types, words, named = WINDOW_CASES[case]
+    slides = {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 0, "layer_types": types}
+    config = of_family(kind, num_hidden_layers=len(types), **(slides if SOME in types else {}))
+    said, written = write(config, data, tmp_path)
+    want = [40 if layer == SOME else None for layer in types]
+    for place in ("run", "export"):  # init leaves keys of windows as they are given
+        assert words in said[place] if words else "is not known to" not in said[place], said[place]
+        for version in WINDOW_VERSIONS[kind]:
+            same_windows = windows_of_version(version, written[place]) == want
+            assert same_windows == (version not in named), (place, version, written[place])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("yarn")])
