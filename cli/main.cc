@@ -3,6 +3,7 @@
 
 #include <fmt/ranges.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +27,15 @@
 #include "distca/base/text.h"
 
 namespace {
+
+/// Data sets, ranks and their connections each have descriptors, and 1,024 are few.
+void take_more_descriptors() {
+  constexpr rlim_t kEnough = 1 << 16;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kEnough) return;
+  limit.rlim_cur = std::min(kEnough, limit.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 std::string version_text() {
   namespace build = distca::build_info;
@@ -181,6 +191,7 @@ int run_and_report(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   distca::open_standard_streams();
+  take_more_descriptors();
   // PyTorch takes its tensors in huge pages where this is set before its first allocation. Rows of
   // tokens lie a page apart, and translating their addresses slows the attention kernel otherwise.
   // A value that is there already stays.

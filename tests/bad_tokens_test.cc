@@ -17,6 +17,22 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 
+TEST_F(CheckpointTest, a_data_set_that_is_cut_in_the_middle_of_a_run_costs_no_step) {
+  const fs::path tokens = prefix_.string() + ".bin";
+  const std::string whole = read_file(tokens);
+  const Words words = {"--workers", "2", "train.validation_every=0"};
+  program_.emplace(arguments(joined(words, {"train.steps=1000000"})));
+  ASSERT_TRUE(wait_for_steps(3));
+  fs::resize_file(tokens, 0);
+  const std::string line = error_line(program_->wait(), 2);
+  EXPECT_THAT(line, AllOf(HasSubstr(tokens.string() + ": cut while it is in use: "),
+                          HasSubstr(" is saved, --resume goes on from it")));
+  ASSERT_EQ(saved().size(), 1u);
+  EXPECT_EQ(metrics().size(), static_cast<size_t>(saved()[0]));
+  write_file_atomically(tokens, whole);
+  resume(joined(words, {fmt::format("train.steps={}", saved()[0] + 2)}));
+}
+
 class BadTokens : public CheckpointTest {
  protected:
   void SetUp() override {

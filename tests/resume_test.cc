@@ -281,7 +281,7 @@ TEST_F(BadSteps, a_spoilt_state_evicts_no_good_one_and_is_found_out_when_it_fail
   const Words decay = words({"optimizer.decay_steps=40", "data.validation_fraction=0"});
   const Words keep_one = joined(decay, {"checkpoint.every_steps=10", "checkpoint.keep_last=1"});
   train("run", joined(keep_one, {"train.steps=20"}));
-  EXPECT_THAT(saved(), ElementsAre(20));
+  EXPECT_THAT(saved(), ElementsAre(10, 20)) << "nothing has computed with the last";
   const std::string good = checkpoint(20).string();
   const auto expect_spoilt = [&](const Words& more, const std::string& says) {
     const Outcome outcome = run_distca(arguments(joined(keep_one, joined(more, {"--resume"}))));
@@ -301,7 +301,26 @@ TEST_F(BadSteps, a_spoilt_state_evicts_no_good_one_and_is_found_out_when_it_fail
   const Training straight = train("straight", decay);
   succeed(arguments(joined(keep_one, {"--resume", good})));
   expect_same_bits(read_training("run"), straight);
-  EXPECT_THAT(saved(), ElementsAre(40));
+  EXPECT_THAT(saved(), ElementsAre(30, 40));
+}
+
+TEST_F(BadSteps, a_state_that_nothing_has_computed_with_evicts_no_older_one) {
+  const Words keep_one =
+      words({"checkpoint.every_steps=1", "checkpoint.keep_last=1", "data.validation_fraction=0"});
+  train("run", joined(keep_one, {"train.steps=5"}));
+  EXPECT_THAT(saved(), ElementsAre(4, 5)) << "no step and no validation came after the last";
+  const std::string good = checkpoint(5).string();
+  // The update of step 6 makes weights that are finite, and so large that nothing else is.
+  const Words spoilt = joined(keep_one, {"optimizer.lr=1e25", "--resume", good});
+  succeed(arguments(joined(spoilt, {"train.steps=6"})));
+  EXPECT_THAT(saved(), ElementsAre(4, 5, 6)) << "its end";
+  for (const char* async : {"checkpoint.async=true", "checkpoint.async=false"}) {
+    EXPECT_EQ(run_distca(arguments(joined(spoilt, {async}))).exit_code, 3);
+    EXPECT_THAT(saved(), ElementsAre(4, 5, 6)) << async;
+  }
+  train("validated",
+        words({"checkpoint.every_steps=1", "checkpoint.keep_last=1", "train.steps=5"}));
+  EXPECT_THAT(saved("validated"), ElementsAre(5)) << "a validation has computed with it";
 }
 
 TEST_F(BadSteps, checkpoints_made_while_steps_are_skipped_evict_nothing) {

@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -165,6 +166,39 @@ MappedFile::~MappedFile() {
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+PiecewiseFile::PiecewiseFile(fs::path path, ErrorKind kind) : path_(std::move(path)), kind_(kind) {
+  OpenFile file(path_, kind);
+  descriptor_ = std::move(file.descriptor);
+  size_ = static_cast<int64_t>(file.size);
+}
+
+void PiecewiseFile::read(int64_t offset, std::span<std::byte> out) const {
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t bytes = pread(descriptor_.get(), out.data() + done, out.size() - done,
+                                offset + static_cast<int64_t>(done));
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes < 0) throw os_error(path_, "cannot be read", kind_);
+    DISTCA_THROW_IF(bytes == 0, kind_,
+                    "{}: cut while it is in use: it had {} bytes and ends before byte {} now",
+                    path_.string(), size_, offset + static_cast<int64_t>(out.size()));
+    done += static_cast<size_t>(bytes);
+  }
+}
+
+const std::byte* FileWindow::at(int64_t offset, int64_t bytes) {
+  if (offset < begin_ || offset + bytes > begin_ + static_cast<int64_t>(held_.size())) {
+    const int64_t end = begin_ + static_cast<int64_t>(held_.size());
+    const int64_t ahead = begin_ <= offset && offset <= end ? least_ : 0;
+    std::vector<std::byte> fresh(
+        static_cast<size_t>(std::max(bytes, std::min(ahead, file_.size() - offset))));
+    file_.read(offset, fresh);
+    begin_ = offset;
+    held_ = std::move(fresh);
+  }
+  return held_.data() + (offset - begin_);
+}
 
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   const fs::path target = follow_links(path_);

@@ -95,6 +95,38 @@ class MappedFile {
   size_t size_ = 0;
 };
 
+/// A file of which pieces are read, at any place and by any thread. Unlike a mapped one, a file
+/// that is cut or cannot be read any more is an error and not the end of the process.
+class PiecewiseFile {
+ public:
+  explicit PiecewiseFile(std::filesystem::path path, ErrorKind kind = ErrorKind::kIo);
+
+  int64_t size() const { return size_; }  // bytes, when it was opened
+  /// Fills `out` with the bytes from `offset` on. Throws Error if the file does not have them.
+  void read(int64_t offset, std::span<std::byte> out) const;
+
+ private:
+  std::filesystem::path path_;
+  ErrorKind kind_;
+  FileDescriptor descriptor_;
+  int64_t size_ = 0;
+};
+
+/// A part of a file in memory. A read that follows the last one takes at least `least` bytes at
+/// once, as far as the file goes; another takes what it is asked for. One thread.
+class FileWindow {
+ public:
+  explicit FileWindow(const PiecewiseFile& file, int64_t least = 0) : file_(file), least_(least) {}
+  /// The bytes from `offset` on, which stay until the next call. Throws Error.
+  const std::byte* at(int64_t offset, int64_t bytes);
+
+ private:
+  const PiecewiseFile& file_;
+  const int64_t least_;
+  int64_t begin_ = 0;
+  std::vector<std::byte> held_;
+};
+
 /// A file that appears whole at its final place when commit() is called, after it was synced to
 /// disk. Before that, it has no name or, where the file system needs one, a temporary name next
 /// to the final place. If it is destroyed before commit(), nothing is left. If the process is

@@ -263,6 +263,23 @@ TEST_F(FileTest, a_file_cannot_lie_below_a_file) {
   EXPECT_THROW(write_file_atomically(folder_ / "a" / "b", "y"), Error);
 }
 
+TEST_F(FileTest, pieces_are_read_ahead_where_they_follow_one_another) {
+  const std::string contents = "0123456789";
+  write_file_atomically(folder_ / "a", contents);
+  const PiecewiseFile file(folder_ / "a");
+  FileWindow window(file, /*least=*/4);
+  const auto at = [&](int64_t offset, int64_t bytes) {
+    return std::string(reinterpret_cast<const char*>(window.at(offset, bytes)), bytes);
+  };
+  EXPECT_EQ(at(0, 1), "0");
+  fs::resize_file(folder_ / "a", 6);  // a part that was read ahead stays
+  EXPECT_EQ(at(1, 3), "123");
+  EXPECT_EQ(at(5, 1), "5") << "not behind the last: nothing is read ahead, which would fail";
+  EXPECT_EQ(at(2, 2), "23");
+  EXPECT_THROW(at(4, 1), Error) << "read ahead as far as the file went";
+  EXPECT_THROW(at(6, 1), Error);
+}
+
 TEST_F(FileTest, a_moved_mapping_has_one_owner) {
   write_file_atomically(folder_ / "a", "abc");
   MappedFile first(folder_ / "a");

@@ -36,10 +36,13 @@ fs::path file_of(fs::path prefix, const char* extension) {
   return prefix;
 }
 
-MappedFile map_part(const fs::path& path) {
+constexpr int64_t kReadAtOnce = int64_t{1} << 20;  // tokens or bytes
+
+template <typename File>
+File open_part(const fs::path& path) {
   std::error_code ignored;  // a path that cannot be looked at cannot be opened either, and that
                             // error is the better one
-  if (fs::exists(path, ignored) || ignored) return MappedFile(path, ErrorKind::kData);
+  if (fs::exists(path, ignored) || ignored) return File(path, ErrorKind::kData);
   throw Error(ErrorKind::kData,
               "{}: no such file; a data set is PREFIX.bin and PREFIX.idx as written by distca data "
               "prepare or Megatron",
@@ -236,8 +239,8 @@ std::string token_type_name(TokenType type) {
 IndexedDataset::IndexedDataset(const fs::path& prefix)
     : idx_path_(file_of(prefix, ".idx")),
       bin_path_(file_of(prefix, ".bin")),
-      bin_(map_part(bin_path_)) {
-  const Index index = parse_index(map_part(idx_path_), idx_path_);
+      bin_(open_part<PiecewiseFile>(bin_path_)) {
+  const Index index = parse_index(open_part<MappedFile>(idx_path_), idx_path_);
   check_boundaries(index, idx_path_);
   check_sequences(index, idx_path_, bin_path_, bin_.size());
   type_ = index.type;
@@ -253,7 +256,8 @@ IndexedDataset::IndexedDataset(const fs::path& prefix)
 std::optional<BadToken> IndexedDataset::read(int64_t document, int64_t offset,
                                              std::span<int32_t> out, int64_t vocab_size) const {
   const auto count = static_cast<int64_t>(out.size());
-  const std::byte* bytes = bytes_of(document, offset, count);
+  FileWindow window(bin_);
+  const std::byte* const bytes = bytes_of(document, offset, count, window);
   std::optional<BadToken> first;
   with_token_type(type_, [&]<typename T>(const T*) {
     const bool checks = needs_check<T>(vocab_size);
@@ -280,13 +284,14 @@ void IndexedDataset::read(int64_t document, int64_t offset, std::span<int32_t> o
                   bin_path_.string(), document, bad->id, bad->position);
 }
 
-const std::byte* IndexedDataset::bytes_of(int64_t document, int64_t offset, int64_t count) const {
+const std::byte* IndexedDataset::bytes_of(int64_t document, int64_t offset, int64_t count,
+                                          FileWindow& window) const {
   DISTCA_CHECK(0 <= document && document < num_documents(), "document {} of {}", document,
                num_documents());
   DISTCA_CHECK(0 <= offset && offset + count <= document_length(document),
                "tokens [{}, {}) of document {} of length {}", offset, offset + count, document,
                document_length(document));
-  return bin_.bytes().data() + starts_[document] + offset * token_bytes(type_);
+  return window.at(starts_[document] + offset * token_bytes(type_), count * token_bytes(type_));
 }
 
 std::vector<IndexedDataset::Piece> IndexedDataset::sample(int64_t whole) const {
@@ -311,10 +316,13 @@ std::vector<IndexedDataset::Piece> IndexedDataset::sample(int64_t whole) const {
 
 int64_t IndexedDataset::largest_id() const {
   return with_token_type(type_, [&]<typename T>(const T*) {
+    FileWindow window(bin_, kReadAtOnce);
     int64_t most = 0;
     for (int64_t document = 0; document < num_documents(); ++document) {
-      const int64_t count = document_length(document);
-      most = std::max(most, largest<T>(bytes_of(document, 0, count), count));
+      for (int64_t begin = 0; begin < document_length(document); begin += kReadAtOnce) {
+        const int64_t count = std::min(kReadAtOnce, document_length(document) - begin);
+        most = std::max(most, largest<T>(bytes_of(document, begin, count, window), count));
+      }
     }
     return most;
   });
@@ -325,8 +333,9 @@ std::optional<BadToken> IndexedDataset::find_beyond(int64_t vocab_size) const {
   with_token_type(type_, [&]<typename T>(const T*) {
     if (!needs_check<T>(vocab_size)) return;
     int64_t largest_id = 0;
+    FileWindow window(bin_, kReadAtOnce);
     for (const Piece& piece : sample(kSearched)) {
-      const std::byte* bytes = bytes_of(piece.document, piece.offset, piece.count);
+      const std::byte* bytes = bytes_of(piece.document, piece.offset, piece.count, window);
       largest_id = std::max(largest_id, largest<T>(bytes, piece.count));
       for (int64_t i = 0; i < piece.count && !first; ++i) {
         const T id = load_token<T>(bytes, i);
@@ -348,9 +357,11 @@ std::array<fs::path, 2> data_set_files(const fs::path& prefix) {
 uint64_t IndexedDataset::fingerprint() const {
   std::vector<uint64_t> parts = {static_cast<uint64_t>(type_), static_cast<uint64_t>(num_tokens_),
                                  hash_words(std::as_bytes(std::span(lengths_)))};
+  FileWindow window(bin_, kReadAtOnce);
   for (const Piece& piece : sample(kWhole)) {
     const auto bytes = static_cast<size_t>(piece.count * token_bytes(type_));
-    parts.push_back(hash_words({bytes_of(piece.document, piece.offset, piece.count), bytes}));
+    parts.push_back(
+        hash_words({bytes_of(piece.document, piece.offset, piece.count, window), bytes}));
   }
   return hash_words(std::as_bytes(std::span(parts)));
 }

@@ -40,8 +40,9 @@ struct BadToken {
 
 class IndexedDataset {
  public:
-  /// Maps both files into memory and checks the index against their sizes. A final ".bin" or ".idx"
-  /// of `prefix` is ignored.
+  /// Opens both files and checks the index against their sizes. A final ".bin" or ".idx" of
+  /// `prefix` is ignored. A .bin that is cut or that cannot be read later is Error(kData) of what
+  /// reads it.
   explicit IndexedDataset(const std::filesystem::path& prefix);
 
   TokenType token_type() const { return type_; }
@@ -87,11 +88,13 @@ class IndexedDataset {
   };
   /// All tokens of a set of up to `whole` bytes, else a sample.
   std::vector<Piece> sample(int64_t whole) const;
-  const std::byte* bytes_of(int64_t document, int64_t offset, int64_t count) const;
+  /// They are valid until the window's next use.
+  const std::byte* bytes_of(int64_t document, int64_t offset, int64_t count,
+                            FileWindow& window) const;
 
   std::filesystem::path idx_path_;
   std::filesystem::path bin_path_;
-  MappedFile bin_;
+  PiecewiseFile bin_;
   TokenType type_ = TokenType::kUint8;
   int64_t num_sequences_ = 0;
   int64_t num_tokens_ = 0;

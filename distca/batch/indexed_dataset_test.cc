@@ -130,6 +130,23 @@ TEST_F(IndexedDatasetTest, cut_files_are_refused_wherever_they_are_cut) {
   expect_refused("set.bin: not the file of its index: 14 bytes, its index says 12");
 }
 
+TEST_F(IndexedDatasetTest, a_file_that_is_cut_while_it_is_in_use_is_an_error_of_who_reads_it) {
+  write_raw({});
+  const IndexedDataset dataset(prefix());
+  EXPECT_THAT(tokens(dataset, 2), ::testing::ElementsAre(20, 21, 60000));
+  fs::resize_file(folder_ / "set.bin", 8);
+  EXPECT_THAT(tokens(dataset, 0), ::testing::ElementsAre(10, 11, 12));
+  try {
+    tokens(dataset, 2);
+    FAIL() << "read what is not there";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kData);
+    EXPECT_THAT(error.what(),
+                ::testing::EndsWith("set.bin: cut while it is in use: it had 12 bytes and ends "
+                                    "before byte 12 now"));
+  }
+}
+
 TEST_F(IndexedDatasetTest, wrong_files_are_refused) {
   RawIndex wrong;
   wrong.magic = "MMIDIDXXX";

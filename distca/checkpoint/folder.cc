@@ -166,9 +166,11 @@ std::optional<CheckpointPlace> newest_good(const fs::path& run, int64_t step) {
 
 void remove_given_up(const fs::path& run) { remove_named(run / kFolder, is_given_up); }
 
-void remove_old_checkpoints(const fs::path& run, int64_t keep_last, int64_t keep_every) {
+void remove_old_checkpoints(const fs::path& run, int64_t step, int64_t keep_last,
+                            int64_t keep_every) {
   if (keep_last == 0) return;
   std::vector<CheckpointPlace> places = complete_checkpoints(run);
+  std::erase_if(places, [&](const auto& place) { return place.step > step; });
   int64_t later = 0;  // that count
   for (; !places.empty(); places.pop_back()) {
     const CheckpointPlace& place = places.back();

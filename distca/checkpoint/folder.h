@@ -4,7 +4,7 @@
 //     const fs::path folder = unfinished_checkpoint("runs/mine", 100);   // step_000100.tmp
 //     // ... every rank writes its file there ...
 //     complete_checkpoint("runs/mine", index);                           // step_000100
-//     remove_old_checkpoints("runs/mine", /*keep_last=*/2, /*keep_every=*/0);
+//     remove_old_checkpoints("runs/mine", 100, /*keep_last=*/2, /*keep_every=*/0);
 //
 // A checkpoint is complete when its folder has its final name: the index is written last, all files
 // are synced to disk, and then the folder is renamed. A process that is killed at any moment leaves
@@ -74,10 +74,10 @@ void remove_given_up(const std::filesystem::path& run);
 /// The newest complete checkpoint up to `step` that no bad step has marked.
 std::optional<CheckpointPlace> newest_good(const std::filesystem::path& run, int64_t step);
 
-/// Keeps the last `keep_last` complete checkpoints (0: all), and those whose step is a multiple of
-/// `keep_every` (0: none), and removes the others. Those that a bad step has marked do not count:
-/// they stay until one after them is complete.
-void remove_old_checkpoints(const std::filesystem::path& run, int64_t keep_last,
+/// Looks at the complete checkpoints up to that of `step`. Keeps the last `keep_last` of them (0:
+/// all), and those whose step is a multiple of `keep_every` (0: none), and removes the others. One
+/// that a bad step has marked does not count: it stays until one after it is complete.
+void remove_old_checkpoints(const std::filesystem::path& run, int64_t step, int64_t keep_last,
                             int64_t keep_every);
 
 /// Sets aside all complete checkpoints after `step` (0: all of them).

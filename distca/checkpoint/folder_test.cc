@@ -71,11 +71,14 @@ TEST_F(checkpoint_folder, one_that_lost_its_index_is_there_and_damaged) {
 
 TEST_F(checkpoint_folder, old_ones_go_but_for_those_to_keep) {
   for (const int64_t step : {10, 20, 30, 40, 50}) write_checkpoint(run_, step);
-  remove_old_checkpoints(run_, 0, 0);
+  remove_old_checkpoints(run_, 50, 0, 0);
   EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(10, 20, 30, 40, 50));
-  remove_old_checkpoints(run_, 2, 20);
+  remove_old_checkpoints(run_, 40, 1, 20);
+  EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(20, 40, 50))
+      << "later ones do not count";
+  remove_old_checkpoints(run_, 50, 2, 20);
   EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(20, 40, 50));
-  remove_old_checkpoints(run_, 1, 0);
+  remove_old_checkpoints(run_, 50, 1, 0);
   EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(50));
 }
 
@@ -87,13 +90,13 @@ TEST_F(checkpoint_folder, those_before_a_bad_step_count_for_nothing_and_go_with_
   EXPECT_EQ(newest_good(run_, 30).value().step, 20);
   EXPECT_EQ(newest_good(run_, 19).value().step, 10);
   EXPECT_FALSE(newest_good(run_, 9));
-  remove_old_checkpoints(run_, 1, 5);
+  remove_old_checkpoints(run_, 30, 1, 5);
   EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(10, 20, 25));
-  remove_old_checkpoints(run_, 1, 0);
+  remove_old_checkpoints(run_, 30, 1, 0);
   EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(20, 25));
   EXPECT_TRUE(complete_checkpoints(run_).back().before_bad_step);
   write_checkpoint(run_, 30);
-  remove_old_checkpoints(run_, 2, 5);
+  remove_old_checkpoints(run_, 30, 2, 5);
   EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(20, 30));
 }
 

@@ -56,7 +56,7 @@ class RunFolderTest : public FolderTest {
     RunFolder folder(run(), {.overwrite = true});
     folder.reserve(10, note + " config");
     folder.begin("[train]\nsteps = " + std::to_string(steps) + "\n");
-    MetricsFile metrics(folder.metrics_path());
+    MetricsFile metrics(folder.metrics_path(), 300);
     for (int64_t step = 1; step <= steps; ++step) metrics.add(metrics_line(step));
     if (finished) folder.save([&](AtomicFile& file) { file.write(our_weights(steps, note)); });
   }

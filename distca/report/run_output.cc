@@ -37,7 +37,8 @@ void RunOutput::begin(const std::string& text) {
   Config recorded = config_;
   recorded.train.overwrite = false;  // a permission, given once
   folder_.begin(recorded_config(recorded));
-  metrics_.emplace(folder_.metrics_path());
+  // The others wait for rank 0 after a step, at most comm.timeout_s.
+  metrics_.emplace(folder_.metrics_path(), std::min(2., config_.comm.timeout_s / 4));
   progress_.emplace(standard_output());
   const std::string& replaces = folder_.replaces();
   progress_->begin(replaces.empty() ? text : replaces + "\n" + text);

@@ -359,11 +359,16 @@ void CheckpointSaver::look_at_completion() {
   }
   figures_.last_complete = completing_step_;
   last_save_s_ = since_begin_.seconds();
-  if (!removes_older_) return;
-  remove([run = run_, step = completing_step_, keep = config_.checkpoint] {
+  removes_before_ = removes_older_ ? completing_step_ : 0;
+  remove_older();
+}
+
+void CheckpointSaver::remove_older() {
+  if (removes_before_ == 0 || removes_before_ > good_until_) return;
+  remove([run = run_, step = std::exchange(removes_before_, 0), keep = config_.checkpoint] {
     try {
       remove_set_aside(run);
-      remove_old_checkpoints(run, keep.keep_last, keep.keep_every);
+      remove_old_checkpoints(run, step, keep.keep_last, keep.keep_every);
     } catch (const Error& error) {  // the new one is complete all the same
       standard_error().line(
           fmt::format("warning: step {}: its checkpoint is saved, but an older one stays: {}", step,

@@ -69,8 +69,17 @@ class CheckpointSaver {
   /// not finite fail the save.
   void begin(int64_t step, Json trainer, Optimizer* optimizer, bool beside,
              bool before_bad_step = false);
-  /// The save that is under way shall remove no older checkpoint, as its state may be spoilt.
-  void keep_older() { removes_older_ = false; }
+  /// The last save shall remove no older checkpoint, as its state may be spoilt.
+  void keep_older() {
+    removes_older_ = false;
+    removes_before_ = 0;
+  }
+  /// States up to that after `step` are good: a later step or a validation has computed with them.
+  /// A checkpoint removes older ones when it is complete and its state is known to be good.
+  void good_until(int64_t step) {
+    good_until_ = std::max(good_until_, step);
+    remove_older();
+  }
   /// Returns the state of this rank's part of the save. Each rank passes the reports of all ranks
   /// to on_reports().
   SaveReport report();
@@ -99,6 +108,7 @@ class CheckpointSaver {
   void start_completing();
   void start_giving_up();
   void look_at_completion();
+  void remove_older();
   void remove(std::function<void()> work);
   std::chrono::duration<double> grace() const;
   Error too_slow(int64_t step, const std::string& what);
@@ -111,6 +121,9 @@ class CheckpointSaver {
   RunGrid writers_;       // the run or, where rank 0 writes alone, as if it were the only worker
   CheckpointIndex head_;  // index of the save that is under way; its step is 0 if none is
   bool before_bad_step_ = false, removes_older_ = true;  // begin() and keep_older() set them
+  int64_t good_until_ = 0;      // the last step whose state is known to be good
+  int64_t removes_before_ = 0;  // on rank 0: the step of a complete checkpoint of which it is not
+                                // known yet whether it may remove older ones, or 0
   bool said_failed_ = false;
   bool hangs_ = false;      // work on a save did not end in time, so nobody waits for it any more
   bool has_begun_ = false;  // this start of the run has begun a save

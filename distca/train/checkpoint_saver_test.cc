@@ -231,7 +231,7 @@ TEST_F(CheckpointSaverTest, a_state_that_may_be_spoilt_removes_no_older_one) {
   testing::on_ranks(
       config, way, [&](Communicator& comm, const RunGrid& run, WorkerWeights* weights) {
         testing::set_known_state(*weights);
-        const auto save = [&](int64_t step, bool before_bad_step, bool keeps) {
+        const auto save = [&](int64_t step, bool before_bad_step, bool keeps, bool good = true) {
           bool succeeded = false;
           {  // its end waits until what is removed is gone
             CheckpointSaver saver(config, facts_of(config, way), "0123", 0, comm, run);
@@ -239,6 +239,7 @@ TEST_F(CheckpointSaverTest, a_state_that_may_be_spoilt_removes_no_older_one) {
                         before_bad_step);
             if (keeps) saver.keep_older();
             succeeded = saver.finish();
+            if (good) saver.good_until(step);
           }
           barrier(comm, "a look at the folder");
           return succeeded;
@@ -248,13 +249,16 @@ TEST_F(CheckpointSaverTest, a_state_that_may_be_spoilt_removes_no_older_one) {
         EXPECT_TRUE(save(10, false, true));
         EXPECT_THAT(saved(), ElementsAre(5, -7, 10));
         barrier(comm, "a look at the folder");
-        EXPECT_TRUE(save(15, false, false));
-        EXPECT_THAT(saved(), ElementsAre(15));
+        EXPECT_TRUE(save(15, false, false, /*good=*/false));
+        EXPECT_THAT(saved(), ElementsAre(5, -7, 10, 15)) << "nobody has computed with it";
+        barrier(comm, "a look at the folder");
+        EXPECT_TRUE(save(20, false, false));
+        EXPECT_THAT(saved(), ElementsAre(20));
         barrier(comm, "a look at the folder");
         weights->optimizer.load(StatePart::kWeight, 0,
                                 at::full(weights->model.weights()[0].shape, INFINITY));
-        EXPECT_FALSE(save(20, false, false));
-        EXPECT_THAT(saved(), ElementsAre(15));
+        EXPECT_FALSE(save(25, false, false));
+        EXPECT_THAT(saved(), ElementsAre(20));
       });
 }
 
@@ -292,6 +296,7 @@ TEST_F(CheckpointSaverTest, no_rank_waits_until_older_ones_are_removed) {
     CheckpointSaver saver(config, facts_of(config, way), "0123", 0, comm, run);
     for (const int64_t step : {1, 2}) {
       saver.begin(step, Json::object(), &weights.optimizer, /*beside=*/false);
+      saver.good_until(step);
       EXPECT_TRUE(saver.finish());
       barrier(comm, "comparing the trained weights");
     }

@@ -71,6 +71,7 @@ PositionLosses evaluate_stored(const Config& config, const std::filesystem::path
   }
   const auto reader = read_weights(config, checkpoint, model.get(), comm);
   Step step(config.model, model.get(), comm, step_options(config));
+  agree_on_kernel(comm, config.attention.kernel == KernelChoice::kAuto, step.kernel());
   check_same_config(comm, config,
                     resolved_config(config, step.kernel().name(), data.summary(),
                                     comm.cuda_device() >= 0, reader.get()));

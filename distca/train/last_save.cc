@@ -8,6 +8,7 @@
 #include "distca/base/error.h"
 #include "distca/checkpoint/folder.h"
 #include "distca/comm/collectives.h"
+#include "distca/comm/long_work.h"
 #include "distca/train/same_plan.h"
 #include "distca/train/same_weights.h"
 
@@ -26,12 +27,12 @@ bool is_saved(int64_t step, CheckpointSaver& saver, Communicator& comm) {
 /// else of the run that it went on from, as rank 0 sees it; "" if there is none.
 std::string older(const LastState& last, const Config& config, Communicator& comm) {
   std::optional<CheckpointPlace> found;
-  if (comm.rank() == 0) {
+  do_on_rank_0(comm, config.comm.timeout_s, "looking for a checkpoint", [&] {
     found = newest_good(config.train.output_dir, last.step - 1);
     const fs::path folder = last.goes_on_from.parent_path();
     if (!found && folder.filename() == "checkpoints")
       found = newest_good(folder.parent_path(), last.step - 1);
-  }
+  });
   return text_of_rank(comm, 0, found ? found->folder.string() : "", "looking for a checkpoint");
 }
 

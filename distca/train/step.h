@@ -69,6 +69,7 @@ class Step {
   /// Computes only the loss, with a program of Kind::kEvaluate.
   StepResult evaluate(const StepInput& input);
   const AttentionKernel& kernel() const { return kernel_; }
+  AttentionKernel& kernel() { return kernel_; }
   const ExchangeBuffers& buffers() const { return buffers_; }
   /// Records the events of the following steps in `recorder`; null ends it.
   void set_recorder(TraceRecorder* recorder) { recorder_ = recorder; }

@@ -2,7 +2,6 @@
 #include "distca/train/start_weights.h"
 
 #include <ATen/Parallel.h>
-#include <fmt/ranges.h>
 
 #include <cmath>
 #include <optional>
@@ -123,6 +122,7 @@ class Trainer {
  private:
   /// Compares ranks, reads the checkpoint, takes the folder. Gives what to say about going on.
   std::vector<std::string> prepare() {
+    agree_on_kernel(comm_, config_.attention.kernel == KernelChoice::kAuto, step_.kernel());
     resolved_ = resolved_config(config_, step_.kernel().name(), data_.summary(),
                                 comm_.cuda_device() >= 0, checkpoint_.get());
     resolved_.kernel_passed_over = step_.kernel().passed_over();
@@ -235,7 +235,9 @@ class Trainer {
 
   /// All ranks have the same values and stop together; the last one waits (check_last_validation).
   void check_validation(const StepMetrics& m) {
-    if (m.step == config_.train.steps || std::isfinite(m.validation_loss.value_or(0))) return;
+    const bool good = std::isfinite(m.validation_loss.value_or(0));
+    if (good && m.validation_loss) saver_->good_until(m.step);
+    if (good || m.step == config_.train.steps) return;
     const std::string saved = save_last(m.step, skipped_in_row_, /*before_bad_step=*/true);
     barrier(comm_, "end of a run that diverged");
     throw diverged(config_, fmt::format("step {}: the validation loss is", m.step), saved);
@@ -307,7 +309,11 @@ class Trainer {
     metrics.grad_norm = result.sum.norm;
     metrics.step_s = watch.seconds();  // until it is known whether the step's state is saved
     share(result, planned, &metrics);
-    if (!ends_badly() && saves_after(step)) save_traced(step);
+    if (!ends_badly() && saves_after(step)) {
+      const double begin_s = steady_seconds();
+      begin_save(step, skipped_in_row_, saves_beside(step), skipped_in_row_ > 0);
+      tracer_.waited("checkpoint", begin_s);
+    }
     metrics.checkpoint = saver_->figures();
     metrics.step_s = watch.seconds();
     tracer_.end_step();
@@ -317,12 +323,6 @@ class Trainer {
     metrics.peak_flops_per_s = peak_.flops_per_s;
     metrics.times = result.times;
     return metrics;
-  }
-
-  void save_traced(int64_t step) {
-    const double begin_s = steady_seconds();
-    begin_save(step, skipped_in_row_, saves_beside(step), skipped_in_row_ > 0);
-    tracer_.waited("checkpoint", begin_s);
   }
 
   /// Exchanges all ranks' figures of the step and adds them to `metrics`.
@@ -342,6 +342,7 @@ class Trainer {
     }
     on_reports(all[0].outcome, saves, metrics);
     const int64_t targets = planned.figures.targets;
+    if (all[0].outcome.good() && targets > 0) saver_->good_until(metrics->step - 1);
     if (targets > 0) metrics->loss = loss_sum / static_cast<double>(targets);
     metrics->grad_norm = all[0].grad_norm;  // dedicated servers have none
     // The speeds are the same on every rank, since the values are. The first step's plan rests on
