@@ -3,12 +3,13 @@
 import importlib.util
 import subprocess
 import sys
+import warnings
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from distca._kernels import HEAD_DIMS, INSTALL
+from distca._kernels import FORMAT, HEAD_DIMS, INSTALL, VERSION, WARNING, BadInput, check_ours, manifest_of, requirements
 from distca._ops import ops
 
 
@@ -32,7 +33,32 @@ def _folder(head_dim, dtype, heads_of_a_key_head) -> Path:
 
 
 def _is_importable() -> bool:
-    return importlib.util.find_spec("flash_attn") is not None and importlib.util.find_spec("flash_attn.cute") is not None
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in ("flash_attn", "flash_attn.cute"))
+    except Exception as fault:  # of flash_attn itself, which the search for a package within imports
+        why = f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}"
+        raise BadInput(f"the package flash_attn cannot be imported ({why}), and FlashAttention 4 lies in it: "
+                       f"pip uninstall flash-attn, then {INSTALL}") from None
+
+
+@cache  # an answer, not a refusal
+def _check(folder, words):
+    """Raises BadInput unless a folder has kernels, or they can be compiled: all that is known before."""
+    file = folder / "manifest.json"
+    try:
+        manifest = manifest_of(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        manifest = None
+    except OSError as fault:
+        raise BadInput(f"{file} cannot be read: {fault.strerror}") from None
+    if manifest is not None:
+        if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
+            raise BadInput(f"{file} is damaged, or not of version {VERSION}: remove {folder}, and build it again")
+        return
+    if not _is_importable():
+        raise BadInput(f"there is no {folder}: {INSTALL}, or {words} elsewhere")
+    check_ours(folder)
+    requirements(torch)
 
 
 def _why_not(head_dim, dtype, heads_of_a_key_head, capability, head_dim_v) -> str:
@@ -40,11 +66,12 @@ def _why_not(head_dim, dtype, heads_of_a_key_head, capability, head_dim_v) -> st
         return f"kernel = 'fa4' is for Hopper (sm_90), and the device is sm_{capability[0]}{capability[1]}"
     if str(head_dim) not in HEAD_DIMS or head_dim_v != head_dim:
         return f"kernel = 'fa4' computes head_dim 64 or 128, the same of q, k and v, not {head_dim} and {head_dim_v}"
-    folder = _folder(head_dim, dtype, heads_of_a_key_head)
-    if (folder / "manifest.json").is_file() or _is_importable():
-        return ""
-    return (f"kernel = 'fa4': there is no {folder}: {INSTALL}, or distca "
-            f"kernels build --head-dim {head_dim} --qheads-per-kvhead {heads_of_a_key_head} elsewhere")
+    try:
+        _check(_folder(head_dim, dtype, heads_of_a_key_head),
+               f"distca kernels build --head-dim {head_dim} --qheads-per-kvhead {heads_of_a_key_head}")
+    except BadInput as fault:
+        return f"kernel = 'fa4': {fault}"
+    return ""
 
 
 @cache
@@ -56,5 +83,12 @@ def _build_if_missing(head_dim, dtype, heads_of_a_key_head, capability):
     # In a process of its own: compiling takes the package's caches apart. Other ranks of the machine wait for it.
     done = subprocess.run([sys.executable, Path(__file__).with_name("_kernels.py"), *map(str, words)], capture_output=True,
                           text=True, check=False)
+    said = done.stderr.strip().splitlines()
     if done.returncode:
-        raise ValueError(f"kernel = 'fa4': {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+        reasons = [line for line in said if not line.startswith(WARNING)]
+        if done.returncode < 0:
+            reasons.append(f"the compiler was killed by signal {-done.returncode}")
+        raise ValueError(f"kernel = 'fa4': {(reasons or ['no reason given'])[-1]}")
+    for line in said:
+        if line.startswith(WARNING):
+            warnings.warn(f"kernel = 'fa4': {line.removeprefix(WARNING)}", stacklevel=2)

@@ -13,10 +13,12 @@ The compiled code is the user's own: the packages' licences, which the manifest 
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -35,8 +37,9 @@ PACKAGES = ("flash-attn-4", "nvidia-cutlass-dsl", "triton", "torch")
 INSTALL = "pip install 'flash-attn-4>=4.0.0b36' 'nvidia-cutlass-dsl[cu13]' triton"
 ARCHITECTURES = {"sm_90": ("sm_90a", "132")}  # the compiler's name, and multiprocessors
 DTYPES = ("bfloat16",)
-FORMAT = "distca-kernels"
-TRIED = "4.0.0b36"  # the version whose arguments are known
+FORMAT, VERSION = "distca-kernels", 1  # of manifest.json
+TRIED = "4.0.0b36"  # the version of flash-attn-4 whose kernels were compiled and checked (scripts/check_kernels.sh)
+WARNING = "distca: warning: "
 HEAD_DIMS = ("64", "128")  # others pad their sums
 MASKS = ("causal", "full", "window")
 # TVM FFI, as far as kernels call it: the stream that their caller gives, and the words of an error.
@@ -98,12 +101,18 @@ def c_compiler():
 
 def runtime_archive(cuda):
     """The compiler's static archive for CUDA of this major version."""
-    packages = importlib.import_module("nvidia_cutlass_dsl").__path__
-    for package in packages:
+    found = importlib.util.find_spec("nvidia_cutlass_dsl")
+    for package in found.submodule_search_locations if found else ():
         archive = Path(package) / f"cu{cuda}" / "lib" / "libcuda_dialect_runtime_static.a"
         if archive.is_file():
             return archive
     raise BadInput(f"nvidia-cutlass-dsl has no run-time library for CUDA {cuda}: pip install 'nvidia-cutlass-dsl[cu{cuda}]'")
+
+
+def requirements(torch):
+    """(the packages' versions, the C compiler, CUDA's major version, the archive for it): what compiling needs, or BadInput."""
+    cuda = (torch.version.cuda or "13").split(".")[0]
+    return versions(), c_compiler(), cuda, runtime_archive(cuda)
 
 
 class Asked(dict):
@@ -196,11 +205,10 @@ def build(out, arch, head_dim, dtype, heads_of_a_key_head):
     """Puts the kernels into the empty folder `out`."""
     warnings.simplefilter("ignore")  # of the packages, about their own sources
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    packages = versions()
-    compiler = c_compiler()
-    torch = importlib.import_module("torch")
-    cuda = (torch.version.cuda or "13").split(".")[0]
-    archive = runtime_archive(cuda)
+    packages, compiler, cuda, archive = requirements(importlib.import_module("torch"))
+    if (found := packages["flash-attn-4"]) != TRIED:
+        print(f"{WARNING}flash-attn-4 {found} was not tried; tried: {TRIED}; pip install flash-attn-4=={TRIED} brings it",
+              file=sys.stderr, flush=True)
     name, multiprocessors = ARCHITECTURES[arch]
     os.environ |= {"FLASH_ATTENTION_ARCH": arch, "CUTE_DSL_ARCH": name, "FLASH_ATTENTION_NUM_SMS": multiprocessors,
                    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0"}
@@ -223,7 +231,7 @@ def build(out, arch, head_dim, dtype, heads_of_a_key_head):
         if signature((out / file).read_bytes()) != SIGNATURES[step]:
             raise BadInput(f"{step} of flash-attn-4 {packages['flash-attn-4']} takes other arguments than that of {TRIED}")
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.glob("*.so"))}
-    manifest = {"format": FORMAT, "version": 1, "provider": "fa4", "packages": packages, "arch": name,
+    manifest = {"format": FORMAT, "version": VERSION, "provider": "fa4", "packages": packages, "arch": name,
                 "cuda": int(cuda), "head_dim": head_dim, "dtype": dtype, "heads_of_a_key_head": heads_of_a_key_head,
                 "masks": masks, "sha256": hashes,
                 "licences": {"flash-attn-4": "BSD 3-Clause", "nvidia-cutlass-dsl": "NVIDIA's, proprietary"}}
@@ -231,23 +239,41 @@ def build(out, arch, head_dim, dtype, heads_of_a_key_head):
     return sum(path.stat().st_size for path in out.iterdir())
 
 
-def is_ours(folder):
-    """Whether a folder is empty or of compiled kernels: nothing else is replaced."""
-    if not folder.is_dir():
-        return False
+def manifest_of(folder):
+    """The contents of a folder's manifest.json; empty if it is damaged. Raises OSError."""
     try:
-        return json.loads((folder / "manifest.json").read_text()).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError):
-        return not any(folder.iterdir())
+        found = json.loads((folder / "manifest.json").read_text())
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def check_ours(folder):
+    """Raises BadInput unless a folder is missing, empty or of compiled kernels: nothing else is replaced."""
+    try:
+        is_ours = folder.is_dir() and manifest_of(folder).get("format") == FORMAT
+    except OSError:
+        is_ours = not any(folder.iterdir())
+    if folder.exists() and not is_ours:
+        raise BadInput(f"{folder} is no folder of compiled kernels, and is not replaced")
 
 
 @contextlib.contextmanager
 def alone(out):
     """Of those that make one folder, such as the ranks of a machine, one at a time."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with open(out.parent / f".{out.name}.lock", "w") as file:
+    lock = out.parent / f".{out.name}.lock"
+    try:  # others may write to the folder, too: nothing that a link of theirs names is opened, and nothing is emptied
+        file = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as fault:
+        if fault.errno != errno.ELOOP:
+            raise
+        raise BadInput(f"{lock} is a link, which is not followed: remove it") from None
+    try:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(file)
 
 
 def put(made, out):
@@ -268,8 +294,8 @@ def main(out, arch, head_dim, dtype, heads_of_a_key_head, how):
         raise BadInput(f"--head-dim {head_dim}: one of {', '.join(HEAD_DIMS)}")
     if out.exists() and how == "keep":
         raise BadInput(f"{out} exists; --overwrite replaces it")
-    if out.exists() and how == "overwrite" and not is_ours(out):
-        raise BadInput(f"{out} is no folder of compiled kernels, and is not replaced")
+    if how == "overwrite":
+        check_ours(out)
     start = time.monotonic()
     versions()
     with alone(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
@@ -277,8 +303,7 @@ def main(out, arch, head_dim, dtype, heads_of_a_key_head, how):
             return  # another one was faster
         if how == "keep" and out.exists():
             raise BadInput(f"{out} exists; --overwrite replaces it")
-        if out.exists() and not is_ours(out):
-            raise BadInput(f"{out} is no folder of compiled kernels, and is not replaced")
+        check_ours(out)
         made = Path(folder) / "made"
         made.mkdir()
         try:

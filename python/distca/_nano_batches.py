@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from distca._ping_pong import ping_pong
+from distca._served import state_of
 
 _OF_TOKENS = ("input_ids", "inputs_embeds", "position_ids", "seq_idx", "per_layer_inputs")
 _OF_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -96,25 +97,72 @@ class Part:
 
 def parts_of(shape, given, count) -> list:
     """The batch [rows, tokens] dealt to `count` parts. A single part has the cu_seq_lens_q of the batch itself."""
-    places = find_documents(shape, given)
+    return _dealt(find_documents(shape, given), given.get("cu_seq_lens_q"), count)
+
+
+def _dealt(places, cu_seq_lens_q, count) -> list:
     bounds = list(itertools.pairwise(places))
-    is_kept = count == 1 and _is_kept(given.get("cu_seq_lens_q"))
+    is_kept = count == 1 and _is_kept(cu_seq_lens_q)
     parts = []
     for documents in deal([end - begin for begin, end in bounds], count):
         at = torch.cat([torch.arange(*bounds[document], device="cpu") for document in documents] or [torch.arange(0, device="cpu")])
         of_part = [0, *itertools.accumulate(bounds[document][1] - bounds[document][0] for document in documents)]
         cu_seqlens = torch.tensor(of_part if len(at) else [0, 1], dtype=torch.int32, device="cpu")
-        parts.append(Part(at, given["cu_seq_lens_q"] if is_kept and len(at) else cu_seqlens))
+        parts.append(Part(at, cu_seq_lens_q if is_kept and len(at) else cu_seqlens))
     return parts
+
+
+class Ahead:
+    """A batch that is planned ahead: its parts, for one forward, whose batch says the documents that were planned."""
+
+    def __init__(self, shape, batch, count):
+        self._name, self._said = _saying(batch)
+        self._state = state_of(self._said) if _is_on_device(self._said) else None
+        self._places = find_documents(shape, batch)
+        self.parts = _dealt(self._places, batch.get("cu_seq_lens_q"), count)
+
+    def take(self, shape, given):
+        """The parts; None if a forward has them already. Raises ValueError if the batch says other documents now.
+
+        On the CPU, numbers are compared. The host does not wait for a device: there, the object and its version are.
+        """
+        parts, self.parts = self.parts, None
+        name, said = _saying(given)
+        if parts is None:
+            return None
+        if _is_on_device(said) and self._said is not None and not _is_on_device(self._said):
+            name, said = self._name, self._said  # the forward has a copy of it, as DDP makes on a device
+        if _is_on_device(said):
+            is_same = said is self._said and state_of(said) == self._state
+        else:
+            is_same = find_documents(shape, {name: said}) == self._places
+        if not is_same and self._said is None:
+            raise ValueError(f"{name} was not in the batch when plan_ahead planned it, so each row was taken for a document")
+        if not is_same:
+            name = self._name if said is None else name
+            raise ValueError(f"{name} was written to after plan_ahead had planned it, or replaced: each batch has "
+                             "a tensor of its own")
+        return parts
+
+
+def _saying(given):
+    """(the name, the tensor) of what says where documents begin; of rows that are documents, there is no tensor."""
+    found = (name for name in ("cu_seq_lens_q", "position_ids") if given.get(name) is not None)
+    name = next(found, "input_ids")
+    return name, given[name] if name != "input_ids" else None
+
+
+def _is_on_device(tensor) -> bool:
+    return tensor is not None and tensor.device.type != "cpu"
 
 
 def positions_of(shape, parts):
     """[rows, tokens] on the CPU: where each token stands in its document."""
-    found = torch.zeros(shape, dtype=torch.int64).flatten()
+    found = torch.zeros(shape, dtype=torch.int64, device="cpu").flatten()
     for part in parts:
         if len(part.tokens):
             begins, lengths = part.cu_seqlens[:-1].long(), part.cu_seqlens.diff().long()
-            found[part.tokens] = torch.arange(len(part.tokens)) - begins.repeat_interleave(lengths)
+            found[part.tokens] = torch.arange(len(part.tokens), device="cpu") - begins.repeat_interleave(lengths)
     return found.view(shape)
 
 

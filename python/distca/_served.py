@@ -253,7 +253,8 @@ def can_run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k
 
     The arguments are those of `attention`; `extras` are those of `flash_attn_varlen_func` besides: dropout_p, softcap,
     alibi_slopes, deterministic, return_attn_probs, block_table. Returns an object that is true or false and has a
-    `reason`: the line of the ValueError that the call would raise. What only other ranks know, it does not ask them.
+    `reason`: the line of the ValueError that the call would raise. What only other ranks know, it does not ask them, and what
+    is found while FlashAttention 4's kernels are compiled or loaded, it does not know.
 
         if not (answer := distca.can_run(q, k, v, cu_seqlens, cu_seqlens)): print(answer.reason)
     """

@@ -75,7 +75,7 @@ def _window_of(mask_function):
 def _mask(*arguments, mask_function=causal_mask_function, **others):
     if not _is_served():
         return sdpa_mask(*arguments, mask_function=mask_function, **others)
-    return torch.empty(0, 1 + _window_of(mask_function), 1, 1, dtype=torch.bool)
+    return torch.empty(0, 1 + _window_of(mask_function), 1, 1, dtype=torch.bool, device="cpu")
 
 
 @torch.compiler.disable

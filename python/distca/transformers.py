@@ -35,7 +35,7 @@ import torch  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
 from distca._deal import DEALT  # noqa: E402
-from distca._nano_batches import CACHES, parts_of, positions_of, run_in_parts  # noqa: E402
+from distca._nano_batches import CACHES, Ahead, parts_of, positions_of, run_in_parts  # noqa: E402
 from distca._ping_pong import require_greenlet  # noqa: E402
 from distca._served import KERNELS, in_pieces, refuse  # noqa: E402
 from distca._shard import steps, warn_of_scheduler  # noqa: E402
@@ -68,17 +68,6 @@ class _Call:
 
 
 _AHEAD = "distca_ahead"  # the item of a batch that is planned ahead: its tensors may be copied on their way
-
-
-class _Ahead:
-    """The parts of a batch that is planned ahead, for one forward."""
-
-    def __init__(self, parts):
-        self._parts = parts
-
-    def take(self):
-        parts, self._parts = self._parts, None
-        return parts
 
 
 def attach(model: PreTrainedModel, nano_batches: int = 1, group=None, kernel: str = "auto") -> None:
@@ -153,7 +142,8 @@ def cu_seqlens_of(model: PreTrainedModel):
         for batch in distca.plan_ahead(loader, distca.transformers.cu_seqlens_of(model)):
 
     The function that it returns takes a batch, a dictionary of what the model is called with. It adds an item to it,
-    which must reach the model: model(**batch). All ranks do alike.
+    which must reach the model: model(**batch). The batch says the same documents then, else the call raises ValueError:
+    each batch has tensors of its own. All ranks do alike.
     """
     attached = attached_of(model)
 
@@ -161,9 +151,8 @@ def cu_seqlens_of(model: PreTrainedModel):
         tokens = _tokens_of(batch)
         if tokens is None:
             raise ValueError("the batch has neither input_ids nor inputs_embeds: what the model is called with")
-        parts = parts_of(tuple(tokens.shape[:2]), batch, attached.nano_batches)
-        batch[_AHEAD] = _Ahead(parts)
-        return [part.cu_seqlens for part in parts]
+        batch[_AHEAD] = ahead = Ahead(tuple(tokens.shape[:2]), batch, attached.nano_batches)
+        return [part.cu_seqlens for part in ahead.parts]
 
     return of_batch
 
@@ -315,7 +304,7 @@ def _begin(module, attached, given, ahead, dealt):
         return AS_SDPA
     _check_call(module, given, mask, trains)
     shape, count = tuple(tokens.shape[:2]), attached.nano_batches if trains else 1
-    parts = ahead.take() if ahead and trains else None
+    parts = ahead.take(shape, given) if ahead and trains else None
     if dealt is not None:
         dealt.is_taken, parts = True, dealt.parts
     elif parts is None or len(parts) != count:
