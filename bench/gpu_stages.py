@@ -304,7 +304,7 @@ def lost_rank(stage, fault, timeout, words, environment):
         # of the timeout in which it is not taken for silent; a device goes on while its host stands still, so there the
         # host does for longer than the timeout.
         slow = fault == "slow"
-        how = f"slow:{2 * timeout_s if stage.on_gpu else timeout_s / 11}" if slow else fault
+        how = f"slow:{2 * timeout_s if stage.on_gpu else timeout_s / 4}" if slow else fault
         long = LONG_OPERATIONS if slow and not stage.on_gpu else ()
         folder = stage.work / f"lost_{fault}"
         text = stage.run(figure, 120, [

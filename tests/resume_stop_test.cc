@@ -61,6 +61,17 @@ class StopTest : public CheckpointTest {
     }
     return false;
   }
+  /// Returns true once a SIGSTOP has reached all threads. Until then, one may take a later signal
+  /// first.
+  static bool is_stopped(pid_t pid) {
+    for (const auto& thread : fs::directory_iterator(fmt::format("/proc/{}/task", pid))) {
+      std::ifstream status(thread.path() / "stat");
+      std::string text;
+      std::getline(status, text);
+      if (!text.substr(text.rfind(')') + 1).starts_with(" T")) return false;
+    }
+    return true;
+  }
   /// The processor time that a process has used so far.
   static double processor_seconds(pid_t pid) {
     std::ifstream status(fmt::format("/proc/{}/stat", pid));
@@ -206,6 +217,7 @@ TEST_F(TorchrunTest, told_to_stop_its_ranks_save_and_end_well) {
     ranks[rank] = std::stoi(read_file(child));
   }
   for (const pid_t rank : ranks) kill(rank, SIGSTOP);  // until the signal has come through torchrun
+  for (const pid_t rank : ranks) ASSERT_TRUE(wait_until([&] { return is_stopped(rank); }));
   const size_t lines = metrics().size();
   kill(program_->pid(), SIGTERM);
   for (const pid_t rank : ranks)

@@ -37,8 +37,8 @@ constexpr int kRounds = 100, kRanks = 3;
 constexpr int kAtOnce = 34;  // most of a round is waiting
 // A machine that is busy may leave the store without a turn for many seconds: grace_s.
 constexpr CommOptions kPatientOptions{.timeout_s = 300, .grace_s = 60, .startup_timeout_s = 300};
-// What a machine that is busy takes beyond the deadline of a wait and the three heartbeats in which
-// a silent rank is found out.
+// A machine that is busy takes so much longer than the deadline of a wait and the three heartbeats
+// in which a silent rank is found out.
 constexpr double kLate_s = 100;
 /// Seconds until ranks are taken for hanging.
 double patience_s(const CommOptions& options) { return 300 + 3 * options.timeout_s; }
