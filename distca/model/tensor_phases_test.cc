@@ -2,6 +2,7 @@
 // every token, the gradient by the embedded rows, and the gradients by all weights.
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include "distca/model/tensor_phases.h"
 

@@ -65,6 +65,36 @@ TEST_F(MetricsFileTest, lines_follow_those_that_are_there_and_are_there_at_once)
   EXPECT_EQ(read_file(path()), "old\n{\"step\":1}\n{\"step\":2}\n");
 }
 
+// A pipe that nobody reads is such a disk.
+TEST_F(MetricsFileTest, a_disk_that_hangs_delays_lines_and_holds_nobody_up) {
+  ASSERT_EQ(mkfifo(path().c_str(), 0600), 0);
+  const FileDescriptor reader(open(path().c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  MetricsFile file(path(), 0.01);
+  ::testing::internal::CaptureStderr();
+  const std::string line(40'000, 'x');  // two of them are more than a pipe holds
+  for (int i = 0; i < 10; ++i) file.add(line);
+  const std::string said = said_on_stderr();
+  EXPECT_THAT(said, HasSubstr("metrics.jsonl: a line is not written within 0.01 s: training goes"));
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+  std::atomic<bool> ended = false;
+  size_t bytes = 0;
+  std::thread reads([&] {
+    std::vector<char> some(1 << 16);
+    while (true) {
+      const bool last = ended;
+      const ssize_t got = read(reader.get(), some.data(), some.size());
+      if (got > 0) bytes += static_cast<size_t>(got);
+      if (got > 0) continue;
+      if (last) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  EXPECT_EQ(file.finish(), 0);
+  ended = true;
+  reads.join();
+  EXPECT_EQ(bytes, 10 * (line.size() + 1));
+}
+
 TEST_F(MetricsFileTest, a_full_disk_costs_no_half_line_and_says_so_once) {
   MetricsFile file(path(), kPatience_s);
   const std::string first(995, 'x');  // the file of captured stderr has to fit, too
@@ -100,36 +130,6 @@ TEST_F(MetricsFileTest, of_more_than_it_keeps_the_oldest_lines_are_given_up) {
   said_on_stderr();
   EXPECT_EQ(file.finish(), 1);
   EXPECT_TRUE(read_file(path()).starts_with("bb"));
-}
-
-// A pipe that nobody reads is such a disk.
-TEST_F(MetricsFileTest, a_disk_that_hangs_delays_lines_and_holds_nobody_up) {
-  ASSERT_EQ(mkfifo(path().c_str(), 0600), 0);
-  const FileDescriptor reader(open(path().c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  MetricsFile file(path(), 0.01);
-  ::testing::internal::CaptureStderr();
-  const std::string line(40'000, 'x');  // two of them are more than a pipe holds
-  for (int i = 0; i < 10; ++i) file.add(line);
-  const std::string said = said_on_stderr();
-  EXPECT_THAT(said, HasSubstr("metrics.jsonl: a line is not written within 0.01 s: training goes"));
-  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
-  std::atomic<bool> ended = false;
-  size_t bytes = 0;
-  std::thread reads([&] {
-    std::vector<char> some(1 << 16);
-    while (true) {
-      const bool last = ended;
-      const ssize_t got = read(reader.get(), some.data(), some.size());
-      if (got > 0) bytes += static_cast<size_t>(got);
-      if (got > 0) continue;
-      if (last) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  });
-  EXPECT_EQ(file.finish(), 0);
-  ended = true;
-  reads.join();
-  EXPECT_EQ(bytes, 10 * (line.size() + 1));
 }
 
 TEST_F(MetricsFileTest, a_file_that_cannot_be_made_is_named) {

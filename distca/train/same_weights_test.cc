@@ -10,6 +10,7 @@
 #include "distca/batch/indexed_dataset.h"
 #include "distca/batch/test_folder.h"
 #include "distca/comm/thread_group.h"
+#include "distca/model/weight_table.h"
 #include "distca/train/trainer.h"
 
 namespace distca {
