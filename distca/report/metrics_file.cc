@@ -157,7 +157,7 @@ MetricsFile::MetricsFile(std::filesystem::path path, double patience_s)
 
 MetricsFile::~MetricsFile() {
   std::unique_lock lock(state_->mutex);
-  if (!finished_) state_->ask(lock, kMostOfTheEnd_s);
+  if (!finished_) state_->ask(lock, kMostOfTheEnd);
   state_->stop = true;
   state_->changed.notify_all();
 }
@@ -177,7 +177,7 @@ void MetricsFile::add(std::string line) {
 int64_t MetricsFile::finish() {
   std::unique_lock lock(state_->mutex);
   state_->syncs = true;
-  state_->ask(lock, kMostOfTheEnd_s);
+  state_->ask(lock, kMostOfTheEnd);
   finished_ = true;
   return state_->given_up + static_cast<int64_t>(state_->kept.size()) + (state_->trying ? 1 : 0);
 }

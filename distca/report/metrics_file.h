@@ -34,12 +34,12 @@ class MetricsFile {
   /// kMostKept bytes are kept, the oldest lines are given up. The first failure writes a warning to
   /// stderr.
   void add(std::string line);
-  /// Tries the kept lines once more and syncs the file, for at most kMostOfTheEnd_s. Returns how
+  /// Tries the kept lines once more and syncs the file, for at most kMostOfTheEnd. Returns how
   /// many lines it lacks.
   int64_t finish();
 
   static constexpr size_t kMostKept = 16 << 20;  // bytes
-  static constexpr double kMostOfTheEnd_s = 60;
+  static constexpr double kMostOfTheEnd = 60;    // seconds
 
  private:
   struct State;
