@@ -223,6 +223,7 @@ def wait_for_a_late_rank():
     time.sleep(0.5)
     counts.append(len(ticks) - before)
     for part in (lambda: ours.attention(*inputs, cu_seqlens, cu_seqlens), lambda: torch.autograd.grad(o, inputs, d_o)):
+        dist.barrier()  # both ranks have come
         if dist.get_rank() == 1:
             time.sleep(1)
         before = len(ticks)
