@@ -36,7 +36,7 @@ fs::path file_of(fs::path prefix, const char* extension) {
   return prefix;
 }
 
-constexpr int64_t kReadAtOnce = int64_t{1} << 20;  // tokens or bytes
+constexpr int64_t kReadAtOnce = int64_t{1} << 20;  // bytes; of a long document, tokens
 
 template <typename File>
 File open_part(const fs::path& path) {

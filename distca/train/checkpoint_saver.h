@@ -13,6 +13,7 @@
 // Thread rule: one thread a rank; all ranks, dedicated servers too, make the same calls in the same
 // order. A thread of the saver's own writes, at a lower priority than training.
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
