@@ -10,6 +10,7 @@ import sys
 import pytest
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
+RUNNER = pathlib.Path(__file__).with_name("script_runner.py")
 SECONDS = 900
 # (script, what it needs, the lines by which it differs at most, by how much losses may differ)
 EXAMPLES = [("ddp_loop.py", "torch", 1, 1e-5), ("megatron_core.py", "megatron.core", 2, 1e-5),
@@ -26,7 +27,8 @@ def without_distca(name):
 
 
 def printed_by(path, processes=2, **variables):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), str(path)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
+               str(RUNNER), str(path)]
     folders = [str(FOLDER), *(folder for folder in sys.path if folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
                    **variables}
