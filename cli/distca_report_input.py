@@ -10,7 +10,7 @@ from distca_trace_file import Fault, fail, member, read_trace, shown
 
 LEAST, MOST = 1e-12, 1e18  # of what has a size
 LIKELY_TRACE = ('"traceEvents"', '"displayTimeUnit"')
-# Fields of metrics.jsonl (docs/tour.md): each line has the first three, and may lack the others.
+# Fields of metrics.jsonl (docs/metrics.md): each line has the first three, and may lack the others.
 STEP_NUMBERS = ("step", "step_s", "tokens")
 MORE_NUMBERS = ("imbalance_before", "imbalance_after", "validation_loss")
 LISTS = ("attention_s", "waited_s", "peak_bytes")

@@ -1,5 +1,6 @@
 // distca: the one program, compiled twice: without PyTorch, and with it (cli/CMakeLists.txt). Exit
-// codes: 0 done, 1 the world failed, 2 bad input, 70 a bug of ours (docs/errors.md).
+// codes: 0 done, 1 the world failed, 2 bad input, 3 training went wrong, 70 a bug of ours
+// (docs/errors.md).
 
 #include <fmt/ranges.h>
 #include <stdlib.h>
