@@ -38,7 +38,7 @@ from distca._ops import ops
 from distca._compiled_kernels import build_if_missing
 from distca._group import name_of
 from distca._ping_pong import give_way
-from distca._served import checked, documents_of, in_pieces, refuse_extras, state_of
+from distca._served import checked, documents_of, in_pieces, may_be_recomputed, refuse_extras, state_of
 
 _NO_LAYER = -1
 _ALONE = -2  # the rank's own attention, without a backward
@@ -148,8 +148,11 @@ def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_
     What runs until `core_attention` hides these messages, and what runs between `core_attention` and `combine` hides
     those of O. In backward, the gradients of the same work hide those of dO and of dQ, dK and dV.
     """
-    served = checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work,
-                     kernel)
+    of = cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work, kernel
+    served = checked(q, k, v, *of)
+    if served.is_shared and not served.trains and torch.is_grad_enabled() and may_be_recomputed():
+        q = q.detach().requires_grad_()  # O of pieces is kept by the layer's node, whose gradients go nowhere
+        served = checked(q, k, v, *of)
     head_dim_v, is_shared = v.shape[2], served.is_shared
     q, k, v = _padded(q), _padded(k), _padded(v)
     if kernel == "fa4":

@@ -6,8 +6,8 @@ import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,22 +27,26 @@ _SAME_BATCH = ("ranks {} and {} gave the same tokens: divide the loader among th
                "(accelerator.prepare(loader), DistributedSampler)")
 
 
-@dataclass(eq=False)
 class Dealt:
-    """A step as one rank sees it: its pieces, and how rows travel from the ranks whose loaders gave them."""
+    """A step as one rank sees it: its pieces, and how rows travel from the ranks whose loaders gave them.
 
-    name: str  # of the group
-    pieces: list  # [nano-batches] its pieces, as attention gets them
-    rows: list  # [nano-batches] of how many rows
-    targets: int  # of the step on all ranks
-    samples: int  # that their loaders have put into it: its rows, or its documents where these are packed in one row
-    own: int  # the rows that this rank's loader gave
-    sends: list  # [ranks] how many of them go to each
-    sent: torch.Tensor  # [own] which ones, rank by rank
-    receives: list  # [ranks] how many rows come from each
-    received: torch.Tensor  # [rows] which rows of this rank these are, rank by rank
-    is_last: bool = False  # no step comes after it
-    is_taken: bool = False  # an attached model was called with it
+    It is no dataclass. DDP and FSDP rebuild those on the way to the model, and what the model notes in a copy is lost.
+    """
+
+    def __init__(self, name, pieces, rows, targets, samples, is_cut, routes):
+        self.name = name  # of the group
+        self.pieces = pieces  # [nano-batches] its pieces, as attention gets them
+        self.rows = rows  # [nano-batches] of how many rows
+        self.targets = targets  # of the step on all ranks
+        self.samples = samples  # that their loaders have put into it: its rows, or its documents where these are packed in one row
+        self.is_cut = is_cut  # some rank has a piece that does not begin its document
+        self.own = routes.own  # the rows that this rank's loader gave
+        self.sends, self.sent = routes.sends, routes.sent  # [ranks] how many go to each; [own] which ones, rank by rank
+        # [ranks] how many rows come from each; [rows] which rows of this rank these are, rank by rank
+        self.receives, self.received = routes.receives, routes.received
+        self.is_last = False  # no step comes after it
+        self.is_taken = False  # an attached model was called with it
+        self.is_missed = False  # an attached model was called with as many tokens and without it, in training
 
     def deal(self, rows):
         """[own, ...] -> [rows, ...]"""
@@ -68,12 +72,20 @@ _input_ids_of = weakref.WeakKeyDictionary()  # the steps whose batches are in us
 
 @torch.compiler.disable
 def is_cut(tokens) -> bool:
-    """Whether these are the input_ids of a step whose documents are cut over ranks."""
+    """Whether these are the input_ids of a step over several ranks, or a copy of those of a step whose documents are cut."""
     for dealt, reference in list(_input_ids_of.items()):
         mine = reference()
-        if mine is not None and len(dealt.sends) > 1 and mine.numel() and tokens.is_set_to(mine):
+        if mine is None or mine.shape != tokens.shape or not mine.numel() or len(dealt.sends) == 1:
+            continue
+        if tokens.is_set_to(mine) or (dealt.is_cut and bool((tokens.to(mine) == mine).all())):
             return True
     return False
+
+
+def note_call_without(shape):
+    """A model is called in training with a batch [rows, tokens] that is none of the steps."""
+    for dealt in list(_input_ids_of):
+        dealt.is_missed |= tuple(shape) == (1, sum(dealt.rows))
 
 
 def _run(begin, end):
@@ -139,7 +151,7 @@ class Dealer:
         self.group, self.shape, self.nano_batches, self.gradients = group, shape, nano_batches, gradients
         self.device, self.is_plain = device or "cpu", device is None
         self.has_warned = False
-        self.gives_labels = True  # beside shift_labels
+        self.gives_labels = False  # besides shift_labels: all -100, so that a model computes its loss
         self.samples = None  # [batches of this rank's loader] how many samples each has, where that is known
         self.under_way = None  # the step that was yielded last, while a loop runs
         of = resolved(group)
@@ -198,7 +210,8 @@ class Dealer:
             [sum(end - begin for _, begin, end in of_part) for of_part in pieces[self.rank]],
             sum(one.get("targets", 0) for one in givers),
             sum(one.get("samples", 0) for one in givers),
-            *_routes(self.rank, layout, begins),
+            any(begin for of_rank in pieces for of_part in of_rank for _, begin, _ in of_part),
+            _routes(self.rank, layout, begins),
         )
         names, flags = next(((one["names"], one["flags"]) for one in said if "names" in one), (["input_ids", "shift_labels"], []))
         own = [columns[name].long() for name in names] if dealt.own else [torch.zeros(0, dtype=torch.int64, device="cpu")] * len(names)
@@ -207,7 +220,7 @@ class Dealer:
         if "position_ids" not in batch:
             batch["position_ids"] = position_ids(torch.cat(mine))[None]
         if "shift_labels" in batch and self.gives_labels:
-            batch["labels"] = batch["shift_labels"]
+            batch["labels"] = torch.full_like(batch["shift_labels"], IGNORED)  # whoever shifts them trains on nothing
         batch = {name: value.to(self.device) for name, value in batch.items()}
         if self.is_plain:
             batch["pieces"] = dealt.pieces[0]
@@ -282,8 +295,18 @@ def _laid_out(lengths, ranks, shape, nano_batches):
     return pieces, layout
 
 
-def _routes(rank, layout, begins) -> tuple:
-    """`own` and what follows it in `Dealt`.
+class _Routes(NamedTuple):
+    """How rows travel, as `Dealt` says it."""
+
+    own: int
+    sends: list
+    sent: torch.Tensor
+    receives: list
+    received: torch.Tensor
+
+
+def _routes(rank, layout, begins) -> _Routes:
+    """Those of a rank.
 
     layout: [ranks] the ranges of each rank's rows in the batch. begins: [ranks + 1] where the rows that each rank gives begin.
     """
@@ -304,4 +327,4 @@ def _routes(rank, layout, begins) -> tuple:
     def counts(parts):
         return [sum(map(len, of_rank)) for of_rank in parts]
 
-    return last - first, counts(sent), joined(sent), counts(received), joined(received)
+    return _Routes(last - first, counts(sent), joined(sent), counts(received), joined(received))

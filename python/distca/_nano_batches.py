@@ -31,8 +31,12 @@ def find_documents(shape, given) -> list:
     if positions.dim() != 2 or positions.shape[1] != tokens or positions.shape[0] not in (1, rows):
         raise ValueError(f"position_ids have shape {list(positions.shape)}: {list(shape)}, one position for a token; those of images "
                          "are not served")
+    steps = positions.diff(dim=1).cpu()
+    if given.get("attention_mask") is not None and bool((steps > 1).any()):
+        raise ValueError("position_ids jump forward within a row, beside an attention_mask: documents may begin there or not, so say where "
+                         "they do with cu_seq_lens_q, or leave the mask out if they do")
     begins = torch.ones(rows, tokens, dtype=torch.bool, device="cpu")
-    begins[:, 1:] = positions.diff(dim=1) != 1
+    begins[:, 1:] = steps != 1
     return [*begins.flatten().nonzero().flatten().tolist(), rows * tokens]
 
 

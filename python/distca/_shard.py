@@ -9,8 +9,6 @@ from torch.autograd.function import once_differentiable
 
 from distca._ahead import plan_ahead
 from distca._deal import DEALT, Dealer
-from distca._group import name_of
-from distca._ops import ops
 from distca._served import refuse
 from distca.plan import Shape
 
@@ -38,9 +36,10 @@ def shard(loader, shape: Shape, *, group=None, at_once: int | None = None, accum
     accumulate: the number of steps whose gradients are added up before the optimizer steps.
     gradients: what reduces gradients over the ranks of the group: "mean" (DDP, FSDP2) or "sum".
 
-    A batch has on every rank, on the CPU, input_ids, position_ids, shift_labels and labels (the same), each [1, rows of this
-    rank], what else the loader gives for each token, `pieces` [pieces, 3], and num_items_in_batch. A rank's loss is the sum
-    over its rows / num_items_in_batch, which is the number of targets of `accumulate` steps, for "mean" divided by the ranks.
+    A batch has on every rank, on the CPU, input_ids, position_ids and shift_labels, each [1, rows of this rank], what else the
+    loader gives for each token, `pieces` [pieces, 3], and num_items_in_batch. It has no labels, which a loss would shift again.
+    A rank's loss is the sum over its rows / num_items_in_batch, which is the number of targets of `accumulate` steps, for
+    "mean" divided by the ranks.
 
     Errors. ValueError in one line about arguments. RuntimeError, on all ranks, names the rank whose batch cannot be dealt,
     has other items, or does not come.
@@ -195,7 +194,7 @@ class Planned(plan_ahead):
 
     def __iter__(self):
         of = self.steps
-        state, place, name = getattr(of.loader, "gradient_state", None), _Place(), name_of(of.dealer.group)
+        state, place = getattr(of.loader, "gradient_state", None), _Place()
         try:
             for batch in super().__iter__():
                 if state is not None:
@@ -203,9 +202,9 @@ class Planned(plan_ahead):
                         state._remove_dataloader(one)
                     state._add_dataloader(place)
                     place.end_of_dataloader = batch[DEALT].is_last
-                calls, of.dealer.under_way = ops.counts(name)[0], batch[DEALT]
+                of.dealer.under_way = batch[DEALT]
                 yield batch
-                if not of.dealer.is_plain and not batch[DEALT].is_taken and ops.counts(name)[0] > calls:
+                if not of.dealer.is_plain and not batch[DEALT].is_taken and batch[DEALT].is_missed:
                     raise RuntimeError(f"a batch of distca.transformers.shard has an item {DEALT}, and attention was called without "
                                        "it: give the attached model the whole batch, model(**batch)")
         finally:

@@ -1,11 +1,13 @@
 """Steps that are dealt over ranks, for an attached model of Transformers: which models may have them, and their evaluation."""
 
 import contextlib
+import functools
 import math
 import warnings
 from dataclasses import dataclass, field
 
 import torch
+from transformers import AttentionInterface
 
 from distca._deal import DEALT, IGNORED, Dealer, is_cut
 from distca._nano_batches import CACHES
@@ -48,6 +50,7 @@ def dealer_of(model, decoder, attached, at_once, gradients, nano_batches=None) -
     )
     if not _keeps_rows_apart(decoder):
         raise ValueError(f"{name} mixes tokens by something else than attention: documents that are cut over ranks are not served")
+    guard_attention()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     shape = Shape(heads, getattr(config, "num_key_value_heads", None) or heads, head_dim + -head_dim % 8)
     count = attached.nano_batches if nano_batches is None else nano_batches
@@ -80,6 +83,32 @@ def check_step(module, given, dealt):
     )
 
 
+def check_taken(dealt, model):
+    """Raises RuntimeError unless an attached model was called with this step; another one takes each piece for a document."""
+    if not dealt.is_taken:
+        raise RuntimeError(f"{type(model).__name__} was given a step of distca.transformers.shard, whose documents are cut over ranks, "
+                           "and is not attached: distca.transformers.attach(model)")
+
+
+def guard_attention():
+    """Lets other attention of Transformers refuse a step, which reaches it where a model is called that is not attached."""
+    for name, inner in AttentionInterface().items():
+        if name != NAME and not hasattr(inner, "distca"):
+            AttentionInterface.register(name, _guarded(inner))
+
+
+def _guarded(inner):
+    @functools.wraps(inner)
+    def attend(module, *arguments, **keywords):
+        if DEALT in keywords:
+            raise ValueError(f"{type(module).__name__} was given a step of distca.transformers.shard, whose documents are cut over "
+                             "ranks, and its model is not attached: distca.transformers.attach(model)")
+        return inner(module, *arguments, **keywords)
+
+    attend.distca = True
+    return attend
+
+
 def _can_be_tried(model) -> bool:
     """A model that is sharded, or has no weights yet, is not."""
     return not any(hasattr(weight, "_local_tensor") or weight.is_meta for weight in model.parameters())
@@ -91,15 +120,15 @@ def _tried(model):
 
     Gives eight tokens, which are their positions, too.
     """
-    training = [module for module in model.modules() if module.training]
+    training = [(module, module.training) for module in model.modules()]
     device = next(model.parameters()).device
     model.eval()
     try:
         with torch.no_grad(), under_way(AS_VALUES):
             yield (torch.arange(8, device=device) % model.config.get_text_config().vocab_size)[None]
     finally:
-        for module in training:
-            module.training = True
+        for module, mode in training:
+            module.training = mode
 
 
 def _keeps_rows_apart(decoder) -> bool:
@@ -116,26 +145,41 @@ def _keeps_rows_apart(decoder) -> bool:
 def own_loss_of(model) -> str | None:
     """A line that names a model whose loss is not the sum over shift_labels by num_items_in_batch.
 
-    One token counts, the first, of which nothing is left where a model shifts labels again.
+    One token counts, the first, of which nothing is left where a model shifts labels again. Heads may compute another loss in
+    training than in evaluation: both are tried, without dropout.
     """
     if not _can_be_tried(model):
         made_by = next(kind for kind in type(model).__mro__ if "forward" in vars(kind))
-        if not made_by.__module__.startswith("transformers."):
+        if not vars(made_by)["forward"].__module__.startswith("transformers."):  # a forward of others may be patched into the class
             warnings.warn(f"the loss of {made_by.__name__} cannot be tried, since weights are sharded or missing: it has to be the sum "
                           "over shift_labels, which are shifted already, by num_items_in_batch. Before the model is sharded, shard "
                           "tries it", stacklevel=3)
         return None
     with _tried(model) as tokens:
-        targets = torch.full_like(tokens, IGNORED)
+        given = dict(input_ids=tokens, position_ids=tokens, use_cache=False, return_dict=True)
+        labels = torch.full_like(tokens, IGNORED)
+        targets = labels.clone()
         targets[0, 0] = 1
         try:
-            found = model(input_ids=tokens, position_ids=tokens, labels=targets, shift_labels=targets, num_items_in_batch=3,
-                          use_cache=False, return_dict=True)
-            wanted = torch.nn.functional.cross_entropy(found.logits[0, :1].float(), targets[0, :1]) / 3
-            good = bool((found.loss - wanted).abs() <= _SAME * wanted)
+            wanted = torch.nn.functional.cross_entropy(model(**given).logits[0, :1].float(), targets[0, :1]) / 3
+            given |= dict(labels=labels, shift_labels=targets, num_items_in_batch=3)
+            good = all(_has_loss(model, is_training, wanted, given) for is_training in (False, True))
         except (AttributeError, TypeError):  # it takes none of these, or has no loss
             good = False
     return None if good else f"the loss of {type(model).__name__} is not that of shift_labels divided by num_items_in_batch"
+
+
+def _has_loss(model, is_training, wanted, given) -> bool:
+    """is_training: of the model itself; the modules within it stay in evaluation."""
+    model.training = is_training
+    try:
+        return bool((model(**given).loss - wanted).abs() <= _SAME * wanted)
+    except (RuntimeError, ValueError):  # kernels for training alone, on a device where the weights are not yet
+        if not is_training:
+            raise
+        return True
+    finally:
+        model.training = False
 
 
 def _rope_kinds(module) -> set:
@@ -165,6 +209,7 @@ def evaluated(dealer, loader, model) -> Evaluation:
                 raise ValueError("evaluate: the loader gives no labels")
             batch.pop("labels", None)
             logits = model(**batch, use_cache=False).logits[0]
+            check_taken(batch[DEALT], model)
             targets = targets[0].to(logits.device)
             for rows, wanted in zip(logits.split(_ROWS), targets.split(_ROWS)):
                 exact = rows if rows.dtype == torch.float64 else rows.float()

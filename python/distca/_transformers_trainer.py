@@ -9,21 +9,24 @@ from accelerate.utils import DistributedType
 from distca._deal import DEALT
 from distca._served import refuse
 from distca._shard import Planned, Steps, check_accelerate, steps
+from distca._transformers_shard import check_taken, own_loss_of
 
 # These modules have a loss that takes shift_labels.
 _LOSSES = ("transformers.trainer", "trl.trainer.sft_trainer", "axolotl.core.trainers.base")
 
 
-def shard_trainer(trainer, dealer, of_evaluation, own_loss):
+def shard_trainer(trainer, dealer, of_evaluation, attached):
     """Deals the steps of this Trainer, and the batches of its evaluations one by one. Raises ValueError.
 
-    own_loss: a line if the model's loss is not that of shift_labels.
+    attached: the model within what the trainer wraps.
     """
     args, accelerator, of_loss = trainer.args, trainer.accelerator, type(trainer).compute_loss
+    own_loss = own_loss_of(attached)
     refuse(
         (not of_loss.__module__.startswith(_LOSSES), f"compute_loss of {type(trainer).__name__} is its own: labels are shifted and "
                                                      "dealt already, so Trainer and SFTTrainer are served"),
         (own_loss is not None, f"{own_loss}: not served"),
+        (trainer.model_init is not None, "model_init: train() makes another model, which is not attached; give the trainer a model"),
         (trainer.compute_metrics is not None, "compute_metrics reads the predictions of whole rows: distca.unshard in a loop of "
                                               "your own gives them"),
         (trainer.compute_loss_func is not None, "compute_loss_func reads labels that are shifted and dealt already: not served"),
@@ -40,6 +43,7 @@ def shard_trainer(trainer, dealer, of_evaluation, own_loss):
     trainer.distca_dealer = dealer
     of_train, of_eval, samples = trainer.get_train_dataloader, trainer.get_eval_dataloader, trainer.get_batch_samples
     loss, gather = trainer.compute_loss, trainer.gather_function
+    has_new_loss = args.use_liger_kernel  # which train() puts into the model
 
     def get_eval_dataloader(*given, **named):
         loader = of_eval(*given, **named)
@@ -72,7 +76,14 @@ def shard_trainer(trainer, dealer, of_evaluation, own_loss):
         dealt = inputs.get(DEALT)
         if dealt is not None and dealt is of_evaluation.under_way:
             num_items_in_batch = torch.tensor(max(1, dealt.targets), device=args.device)
-        return loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+        nonlocal has_new_loss
+        if dealt is not None and has_new_loss:
+            has_new_loss, line = False, own_loss_of(attached)
+            refuse((line is not None, f"{line}: not served"))
+        found = loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+        if dealt is not None:
+            check_taken(dealt, model)
+        return found
 
     trainer.compute_loss = compute_loss
     trainer.get_train_dataloader = lambda: steps(dealer, of_train())

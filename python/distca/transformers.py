@@ -34,7 +34,7 @@ require_transformers()
 import torch  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
-from distca._deal import DEALT  # noqa: E402
+from distca._deal import DEALT, note_call_without  # noqa: E402
 from distca._nano_batches import CACHES, Ahead, parts_of, positions_of, run_in_parts  # noqa: E402
 from distca._ping_pong import require_greenlet  # noqa: E402
 from distca._served import KERNELS, in_pieces, refuse  # noqa: E402
@@ -180,7 +180,7 @@ def shard(loader, model: PreTrainedModel | None = None, *, at_once: int | None =
         dealer, line = _dealer_of(model, at_once, gradients), own_loss_of(model)
         if line is not None:
             warnings.warn(f"{line}: steps have no labels, compute the loss of the logits and shift_labels", stacklevel=2)
-        dealer.gives_labels = line is None
+        dealer.gives_labels = line is None  # without them, the model computes no loss
         warn_of_scheduler(dealer, loader)
         return steps(dealer, loader, accumulate)
     from distca._transformers_trainer import shard_trainer
@@ -193,7 +193,9 @@ def shard(loader, model: PreTrainedModel | None = None, *, at_once: int | None =
     model = loader.accelerator.unwrap_model(loader.model)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's
     dealers = _dealer_of(model, at_once, "mean"), _dealer_of(model, 1, "mean", nano_batches=1)
-    return shard_trainer(loader, *dealers, own_loss_of(model))
+    for dealer in dealers:
+        dealer.gives_labels = True
+    return shard_trainer(loader, *dealers, model)
 
 
 def evaluate(model: PreTrainedModel, loader, wrapped=None) -> Evaluation:
@@ -305,6 +307,8 @@ def _begin(module, attached, given, ahead, dealt):
     _check_call(module, given, mask, trains)
     shape, count = tuple(tokens.shape[:2]), attached.nano_batches if trains else 1
     parts = ahead.take(shape, given) if ahead and trains else None
+    if dealt is None and trains:
+        note_call_without(shape)
     if dealt is not None:
         dealt.is_taken, parts = True, dealt.parts
     elif parts is None or len(parts) != count:

@@ -105,11 +105,13 @@ def test_refuses_by_name(change, line):
     assert group.alone() == before
 
 
-def test_frozen_attention_may_be_recomputed():
+@pytest.mark.parametrize("places", [CU_SEQLENS, torch.tensor([[i, 0, length] for i, length in enumerate(LENGTHS)])],
+                         ids=["documents", "pieces"])
+def test_frozen_attention_may_be_recomputed(places):
     x, weight = torch.randn(sum(LENGTHS), 2, 8), torch.ones(8, requires_grad=True)
 
     def layer(x):
-        return ours.attention(x, x, x, CU_SEQLENS, CU_SEQLENS, layer=0) * weight
+        return ours.attention(x, x, x, places, places, layer=0) * weight
 
     checkpoint(layer, x, use_reentrant=False).sum().backward()
     wanted = ours.attention(x, x, x, CU_SEQLENS, CU_SEQLENS).sum((0, 1))
