@@ -20,8 +20,9 @@
 #include "distca/base/json.h"
 #include "distca/base/text.h"
 #include "distca/batch/data_blend.h"
+#include "distca/batch/tokenizer_files.h"
 #include "distca/checkpoint/folder.h"
-#include "distca/checkpoint/safetensors.h"
+#include "distca/checkpoint/index.h"
 #include "distca/forecast/data_split.h"
 #include "distca/model/hugging_face.h"
 #include "distca/report/run_folder.h"
@@ -49,12 +50,16 @@ struct Source {
   std::string words;              // for people
 };
 
-Source of_checkpoint(const CheckpointPlace& place) {
+Source find_source(const fs::path& folder) {
+  const NewestWeights found = newest_weights(folder);
+  const fs::path& holds = found.checkpoint.empty() ? folder : found.checkpoint;
   Source source{
-      .checkpoint = place.folder,
-      .keys = {"model.from=" + place.folder.string()},
-      .words = fmt::format("{}: the weights after step {}", place.folder.string(), place.step)};
-  const std::map<std::string, std::string> config = read_checkpoint_index(place.folder).config;
+      .checkpoint = found.checkpoint,
+      .keys = {"model.from=" + holds.string()},
+      .words = holds.string() +
+               (found.steps ? fmt::format(": the weights after step {}", *found.steps) : "")};
+  if (source.checkpoint.empty()) return source;
+  const std::map<std::string, std::string> config = read_checkpoint_index(holds).config;
   if (const auto dtype = config.find("model.dtype"); dtype != config.end()) {
     std::string word = dtype->second;
     std::erase(word, '\'');  // the value is TOML
@@ -63,39 +68,31 @@ Source of_checkpoint(const CheckpointPlace& place) {
   return source;
 }
 
-/// The steps after which a run has written these weights, or nothing if no run has.
-std::optional<int64_t> steps_of(const fs::path& weights) {
-  const std::map<std::string, std::string> metadata = SafetensorsFile(weights).metadata();
-  const auto producer = metadata.find(kProducerKey);
-  const auto steps = metadata.find("steps");
-  if (producer == metadata.end() || producer->second != kProducer || steps == metadata.end())
-    return {};
-  return std::stoll(steps->second);
-}
-
-CheckpointPlace newest(const fs::path& folder) {
-  try {
-    return find_checkpoints(folder).places.back();
-  } catch (const Error& error) {
-    throw Error(error.kind(),
-                "{}: holds no weights of Hugging Face and no complete checkpoint: name "
-                "a run's folder or a checkpoint's",
-                folder.string());
+/// Refuses keys that would take the place of the arguments.
+void check_overrides(const EvaluateArguments& arguments) {
+  for (const std::string& word : arguments.overrides) {
+    for (const char* key : {"model.from", "data.prefix"}) {
+      DISTCA_THROW_IF(
+          word.starts_with(fmt::format("{}=", key)), ErrorKind::kUsage,
+          "evaluate: leave out {}: the weights are those of {}, the data those of --data", key,
+          arguments.source.string());
+    }
   }
 }
 
-Source find_source(const fs::path& folder) {
-  std::error_code ignored;
-  const bool has_file = fs::exists(folder / kWeightsFile, ignored);
-  if (!has_file && !fs::exists(folder / kWeightsIndex, ignored))
-    return of_checkpoint(newest(folder));
-  const auto steps = has_file ? steps_of(folder / kWeightsFile) : std::nullopt;
-  // A run that was taken further has newer weights in its checkpoints than those of its last end.
-  const std::vector<CheckpointPlace> own = complete_checkpoints(folder);
-  if (steps && !own.empty() && *steps < own.back().step) return of_checkpoint(own.back());
-  return {.keys = {"model.from=" + folder.string()},
-          .words = steps ? fmt::format("{}: the weights after step {}", folder.string(), *steps)
-                         : folder.string()};
+/// Refuses ids that mean other text to the model. The folder of a run that has not ended has no
+/// tokenizer yet.
+void check_data(const EvaluateArguments& arguments, const Source& source) {
+  const DataBlend data(arguments.data);
+  DISTCA_THROW_IF(
+      data.num_sets() > 1, ErrorKind::kUsage,
+      "--data {}: documents count once each, so the weights of a blend would be ignored: "
+      "evaluate the sets one by one",
+      arguments.data);
+  if (source.checkpoint.empty()) return check_tokenizer(data, arguments.source);
+  const fs::path checkpoint = fs::canonical(source.checkpoint);
+  const fs::path run = checkpoint.parent_path().parent_path();
+  if (is_checkpoint_of(run, checkpoint)) check_tokenizer(data, run);
 }
 
 /// The configuration of the evaluation. Documents stay whole up to the length that the model is
@@ -196,8 +193,10 @@ std::vector<std::string> rank_command(const EvaluateArguments& arguments) {
 }
 
 int run_evaluate(const EvaluateArguments& arguments) {
+  check_overrides(arguments);
   const Source source = find_source(arguments.source);
   const Config config = configuration(arguments, source);
+  check_data(arguments, source);
   DISTCA_THROW_IF(measures_speeds(config), ErrorKind::kConfig,
                   "evaluate: times of training steps would enter the plans; leave out {}",
                   config.servers.reweight ? "servers.reweight" : "plan.tolerance = auto");

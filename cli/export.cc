@@ -79,7 +79,7 @@ Export of_checkpoint(const fs::path& folder) {
           .tokenizer = std::move(beside.tokenizer)};
 }
 
-/// The export of a run that saved no checkpoint, but its weights at the end.
+/// The export of a run whose newest weights are those of its end.
 Export of_run(const fs::path& run) {
   const fs::path weights = run / kWeightsFile;
   const auto file = std::make_shared<const SafetensorsFile>(weights);
@@ -109,15 +109,19 @@ Export of_run(const fs::path& run) {
 void export_weights(const ExportOptions& options) {
   const fs::path& source = options.source;
   std::error_code ignored;
-  const bool is_run_without = !fs::exists(source / kIndexFile, ignored) &&
-                              complete_checkpoints(source).empty() &&
-                              fs::exists(source / kWeightsFile, ignored);
-  DISTCA_THROW_IF(is_run_without && !options.out.changes_weights(), ErrorKind::kCheckpoint,
-                  "{}: holds no checkpoint, and needs none: its weights are in {} already; --dtype "
-                  "and --max-shard-gb write them anew",
+  const bool is_checkpoint = fs::exists(source / kIndexFile, ignored);
+  const std::vector<CheckpointPlace> own =
+      is_checkpoint ? std::vector<CheckpointPlace>() : complete_checkpoints(source);
+  std::optional<NewestWeights> newest;
+  if (!is_checkpoint && fs::exists(source / kWeightsFile, ignored)) newest = newest_weights(source);
+  // A checkpoint of the last step serves as well, and may be wider.
+  const bool is_of_end = newest && newest->checkpoint.empty() &&
+                         (own.empty() || newest->steps.value_or(0) > own.back().step);
+  DISTCA_THROW_IF(is_of_end && !options.out.changes_weights(), ErrorKind::kCheckpoint,
+                  "{}: its weights are in {} already; --dtype and --max-shard-gb write them "
+                  "anew",
                   source.string(), (source / kWeightsFile).string());
-  const Export made =
-      is_run_without ? of_run(source) : of_checkpoint(find_checkpoints(source).newest());
+  const Export made = is_of_end ? of_run(source) : of_checkpoint(find_checkpoints(source).newest());
   options.out.write(made.from, made.model);
   fmt::print("  {}\n", made.tokenizer);
 }

@@ -25,6 +25,7 @@
 #include "distca/checkpoint/safetensors.h"
 #include "distca/model/hugging_face.h"
 #include "distca/model/sampling.h"
+#include "distca/report/run_folder.h"
 #include "distca/train/decoder.h"
 #include "distca/train/start_weights.h"
 
@@ -90,6 +91,13 @@ void check_arguments(const GenerateArguments& arguments) {
       "{}: its weights are in a checkpoint alone: distca export {} --out FOLDER writes a folder to "
       "generate from",
       folder.string(), folder.string());
+  if (!fs::exists(folder / kWeightsFile, ignored)) return;  // there are several, or none
+  const NewestWeights newest = newest_weights(folder);
+  DISTCA_THROW_IF(
+      !newest.checkpoint.empty(), ErrorKind::kCheckpoint,
+      "{}: its newest weights, after step {}, are in a checkpoint alone: distca export {} --out "
+      "FOLDER writes a folder to generate from",
+      folder.string(), *newest.steps, folder.string());
 }
 
 /// The ids of the prompt, and how many tokens there may be with those that follow.

@@ -133,9 +133,10 @@ int run_train(const TrainArguments& arguments, const TrainRequest& request) {
   // Only rank 0 writes, so what lies on other machines' disks does not matter.
   if (is_first) {
     const bool own = start.checkpoint && is_own_checkpoint(*start.checkpoint, config);
-    check_run_folder(config.train.output_dir,
-                     {.overwrite = config.train.overwrite,
-                      .goes_on_after = own ? read_checkpoint_index(*start.checkpoint).step : 0});
+    const int64_t after = own ? read_checkpoint_index(*start.checkpoint).step : 0;
+    check_run_folder(config.train.output_dir, {.overwrite = config.train.overwrite,
+                                               .goes_on_after = after,
+                                               .trains = !own || config.train.steps > after});
   }
   check_launch(config, rendezvous, arguments.workers);
   set_up_process(config);

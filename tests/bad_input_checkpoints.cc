@@ -47,7 +47,7 @@ std::vector<BadInput> bad_weights_out() {
                     of_done = "distca export done --out new --dtype bfloat16";
   return {
       {"distca export done --out new",
-       "done: holds no checkpoint, and needs none: its weights are in done/model.safetensors "
+       "done: its weights are in done/model.safetensors "
        "already; --dtype and --max-shard-gb write them anew",
        done},
       {of_done, "done/model.safetensors: not a whole safetensors file", done},

@@ -71,6 +71,16 @@ std::vector<BadInput> bad_evaluations() {
       {"distca evaluate run --data data/text plan.tolerance=auto train.deterministic=false",
        "evaluate: times of training steps would enter the plans; leave out plan.tolerance = auto",
        trained},
+      {"distca evaluate run --data data/text model.from=m",
+       "evaluate: leave out model.from: the weights are those of run, the data those of --data",
+       trained},
+      {"distca evaluate run --data '0.5 data/text 0.5 data/more'",
+       "documents count once each, so the weights of a blend would be ignored",
+       trained + "; for part in bin idx; do cp data/text.$part data/more.$part; done"},
+      {"distca evaluate run --data data/text",
+       "data/text holds bytes, and run/tokenizer.json is another "
+       "tokenizer",
+       trained + "; printf '{\"model\":{\"vocab\":{\"a\":0}}}' > run/tokenizer.json"},
       {"distca evaluate run --data data/text --workers 3 parallel.pipeline_model_parallel_size=2",
        "parallel.pipeline_model_parallel_size = 2", trained},
   };

@@ -47,7 +47,8 @@ TEST_F(RunFilesTest, a_run_that_fails_leaves_the_weights_that_it_was_to_replace)
                               "batch.max_document_tokens=256"});
   EXPECT_EQ(failed.exit_code, 3) << failed.err;
   const auto after = contents();
-  EXPECT_EQ(after.size(), 11u) << "and a checkpoint of two ranks that is marked";
+  EXPECT_EQ(after.size(), 12u) << "and a checkpoint of two ranks that is marked";
+  EXPECT_TRUE(after.contains(".older_weights")) << "nobody takes them for the present run's";
   EXPECT_EQ(after.at("model.safetensors"), before.at("model.safetensors"));
   EXPECT_EQ(after.at("config.json"), before.at("config.json"));
   EXPECT_NE(after.at("metrics.jsonl"), before.at("metrics.jsonl"));

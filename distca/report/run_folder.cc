@@ -35,6 +35,8 @@ constexpr std::array kNames = {kConfigToml, kMetrics, kWeights, kConfigJson};
 // Staged: whole, to be renamed.
 constexpr const char* kNewWeights = ".model.safetensors.new";
 constexpr const char* kNewConfigJson = ".config.json.new";
+// It says that the weights are those of a run before the one that holds the folder.
+constexpr const char* kOlderWeights = ".older_weights";
 
 /// The status of a path itself, not of what it links to. Returns nothing if nothing is there.
 std::optional<struct stat> status_of(const fs::path& path) {
@@ -105,6 +107,7 @@ void finish_replacement(const fs::path& folder) {
   };
   put(weights, kWeights);
   put(config_json, kConfigJson);
+  unlink((folder / kOlderWeights).c_str());
   sync_folder(folder);
 }
 
@@ -140,6 +143,14 @@ bool lock_file(int descriptor) {
   return true;
 }
 
+/// The steps after which a run has written these weights. Returns nothing if no run has.
+std::optional<int64_t> steps_of_weights(const fs::path& weights) {
+  const SafetensorsMetadata said = read_safetensors_metadata(weights);
+  const auto producer = said.find(kProducerKey), steps = said.find("steps");
+  if (producer == said.end() || producer->second != kProducer) return {};
+  return steps == said.end() ? 0 : std::atoll(steps->second.c_str());
+}
+
 Error in_use(const fs::path& folder) {
   return Error(ErrorKind::kConfig,
                "{}: another run is writing here: name another train.output_dir, or wait for its "
@@ -153,6 +164,7 @@ struct FoundRun {
   bool has_checkpoints = false;  // complete ones
   int64_t steps = 0;             // steps of the weights, if there are any, else of metrics.jsonl
   std::string date;              // day of their last change, as 2026-11-22; empty without a run
+  int64_t last_step = 0;         // the highest that weights or checkpoints have
 
   std::string describe() const {
     return fmt::format("({} step{}, {})", steps, steps == 1 ? "" : "s", date);
@@ -171,13 +183,9 @@ FoundRun find_run(const fs::path& folder) {
   constexpr const char* kForeign = "no run of distca, or one of an older version, made this file";
   FoundRun found;
   if (weights) {
-    const SafetensorsMetadata said = read_safetensors_metadata(folder / kWeights);
-    const auto producer = said.find(kProducerKey), steps = said.find("steps");
-    if (producer == said.end() || producer->second != kProducer)
-      throw foreign(folder, kWeights, kForeign);
-    found = {.has_weights = true,
-             .steps = steps == said.end() ? 0 : std::atoll(steps->second.c_str()),
-             .date = day_of(*weights)};
+    const std::optional<int64_t> steps = steps_of_weights(folder / kWeights);
+    if (!steps) throw foreign(folder, kWeights, kForeign);
+    found = {.has_weights = true, .steps = *steps, .date = day_of(*weights)};
   } else if (config_json) {
     throw foreign(folder, kConfigJson, kForeign);
   }
@@ -191,13 +199,22 @@ FoundRun find_run(const fs::path& folder) {
   }
   if (config_toml && !read_file(folder / kConfigToml).starts_with(kConfigTomlMark))
     throw foreign(folder, kConfigToml, kForeign);
-  found.has_checkpoints = !complete_checkpoints(folder).empty();
+  const std::vector<CheckpointPlace> checkpoints = complete_checkpoints(folder);
+  found.has_checkpoints = !checkpoints.empty();
+  found.last_step = found.has_weights ? found.steps : 0;
+  if (found.has_checkpoints) found.last_step = std::max(found.last_step, checkpoints.back().step);
   return found;
 }
 
 /// Returns the contents of a folder if a run may take it. Throws Error(kConfig) otherwise.
 FoundRun check_may_take(const fs::path& folder, const TakeFolder& how) {
   FoundRun found = find_run(folder);
+  DISTCA_THROW_IF(
+      !how.overwrite && !how.trains && found.last_step > how.goes_on_after, ErrorKind::kConfig,
+      "--resume: no step is left to train after step {}, and {} has {} steps, of which "
+      "those behind it would go: distca export writes a checkpoint's weights elsewhere, "
+      "train.overwrite=true gives up the steps",
+      how.goes_on_after, folder.string(), found.last_step);
   if (how.overwrite || how.goes_on_after > 0) return found;
   DISTCA_THROW_IF(found.has_checkpoints, ErrorKind::kConfig,
                   "{} holds a run with checkpoints {}: go on from them with --resume, name another "
@@ -234,10 +251,16 @@ RunFolder::RunFolder(fs::path folder, const TakeFolder& how)
   finish_replacement(folder_);
   const FoundRun found = check_may_take(folder_, how);  // now that nobody else writes
   had_weights_ = found.has_weights;
+  weights_are_older_ = found.has_weights && found.steps != how_.goes_on_after;
   if (how.goes_on_after == 0 && (had_weights_ || found.steps > 0)) {
     replaces_ = fmt::format("replacing the {}run in {} {}",
                             had_weights_ || found.has_checkpoints ? "" : "unfinished ",
                             folder_.string(), found.describe());
+  }
+  if (how_.goes_on_after > 0 && found.last_step > how_.goes_on_after) {
+    replaces_ =
+        fmt::format("{} has {} steps; those after step {} go once this run has saved its own",
+                    folder_.string(), found.last_step, how_.goes_on_after);
   }
   remove_temporaries(folder_);
   remove_unfinished_checkpoints(folder_);
@@ -284,6 +307,7 @@ void RunFolder::begin(const std::string& config_toml) {
   file.write(fmt::format("{}\n", kConfigTomlMark));
   file.write(config_toml);
   began_ = true;
+  if (weights_are_older_) write_file_atomically(folder_ / kOlderWeights, "");
   // In this order: who is killed in between goes on from a step that metrics.jsonl still has.
   set_aside_checkpoints(folder_, how_.goes_on_after);
   cut_metrics();
@@ -328,6 +352,34 @@ void RunFolder::save(const std::function<void(AtomicFile&)>& write_weights) {
   }
   finish_replacement(folder_);
   remove_set_aside(folder_);
+}
+
+NewestWeights newest_weights(const fs::path& folder) {
+  std::error_code ignored;
+  const bool has_file = fs::exists(folder / kWeights, ignored);
+  const std::vector<CheckpointPlace> own = complete_checkpoints(folder);
+  if (!has_file && !fs::exists(folder / "model.safetensors.index.json", ignored)) {
+    try {
+      const CheckpointPlace newest = find_checkpoints(folder).places.back();
+      return {.checkpoint = newest.folder, .steps = newest.step};
+    } catch (const Error& error) {
+      throw Error(error.kind(),
+                  "{}: holds no weights of Hugging Face and no complete checkpoint: name "
+                  "a run's folder or a checkpoint's",
+                  folder.string());
+    }
+  }
+  const std::optional<int64_t> steps =
+      has_file ? steps_of_weights(folder / kWeights) : std::nullopt;
+  const bool is_older = steps && fs::exists(folder / kOlderWeights, ignored);
+  DISTCA_THROW_IF(
+      is_older && own.empty(), ErrorKind::kCheckpoint,
+      "{}: its weights are of a run before, and the present one has saved none yet: wait "
+      "for a checkpoint",
+      folder.string());
+  if (is_older || (steps && !own.empty() && *steps < own.back().step))
+    return {.checkpoint = own.back().folder, .steps = own.back().step};
+  return {.steps = steps};
 }
 
 }  // namespace distca

@@ -47,6 +47,7 @@ struct TakeFolder {
   bool overwrite = false;  // train.overwrite
   /// The step of the folder's checkpoint that the run goes on from. 0 means that there is none.
   int64_t goes_on_after = 0;
+  bool trains = true;  // false if it goes on for no step
 };
 
 /// Throws what taking the folder would throw, except where the file system refuses to write. It
@@ -66,8 +67,8 @@ class RunFolder {
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
-  /// A line for people, such as "replacing the run in DIR (100 steps, 2026-11-22)". Empty if
-  /// nothing of value is replaced.
+  /// A line for people, such as "replacing the run in DIR (100 steps, 2026-11-22)", or that steps
+  /// behind the one that it goes on from are given up. Empty if nothing of value is replaced.
   const std::string& replaces() const { return replaces_; }
 
   /// Reserves disk space for the files that save() writes, and leaves those that exist unchanged.
@@ -90,10 +91,21 @@ class RunFolder {
   TakeFolder how_;
   FileDescriptor lock_;  // destroyed after all that follows
   bool made_metrics_ = false, made_folder_ = false, began_ = false;
-  bool had_weights_ = false;  // true if the folder had weights of an older run
+  bool had_weights_ = false;        // true if the folder had weights of an older run
+  bool weights_are_older_ = false;  // and these are not of the step that this one goes on from
   std::string replaces_;
   std::optional<AtomicFile> weights_, config_json_;
 };
+
+/// Where the newest weights of a folder are.
+struct NewestWeights {
+  std::filesystem::path checkpoint;  // empty if they are the folder's own
+  std::optional<int64_t> steps;      // after which a run wrote them. Nothing if no run did
+};
+/// `folder` is a run's, a checkpoint's, an export's or one of Hugging Face. The weights of a run's
+/// end count until another run has begun in the folder or gone on from there. Throws
+/// Error(kCheckpoint) if there are none, or only those of a run that another one is replacing.
+NewestWeights newest_weights(const std::filesystem::path& folder);
 
 /// The first line of a run's config.toml.
 constexpr const char* kConfigTomlMark = "# Written by distca train: what was run.";

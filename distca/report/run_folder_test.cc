@@ -223,7 +223,8 @@ TEST_F(RunFolderTest, weights_that_cannot_be_written_leave_the_older_ones_and_sa
   }
   EXPECT_EQ(contents().at("model.safetensors"), weights);
   EXPECT_EQ(contents().at("config.json"), "old config");
-  EXPECT_EQ(contents().size(), 4u);
+  EXPECT_EQ(contents().size(), 5u) << "the fifth says that the weights are older";
+  EXPECT_THROW(newest_weights(run()), Error);
 }
 
 TEST_F(RunFolderTest, a_disk_without_room_is_found_before_anything_is_touched) {
@@ -297,7 +298,9 @@ TEST_F(RunFolderTest, a_run_that_goes_on_keeps_its_lines_and_checkpoints_up_to_t
   const std::string lines = contents().at("metrics.jsonl");
   {
     RunFolder folder(run(), {.goes_on_after = 20});
-    EXPECT_EQ(folder.replaces(), "");
+    EXPECT_EQ(
+        folder.replaces(),
+        run().string() + " has 30 steps; those after step 20 go once this run has saved its own");
     EXPECT_EQ(contents().at("metrics.jsonl"), lines);
     folder.begin("# new");
   }
@@ -307,6 +310,51 @@ TEST_F(RunFolderTest, a_run_that_goes_on_keeps_its_lines_and_checkpoints_up_to_t
   EXPECT_EQ(complete_checkpoints(run()).back().step, 20);
   EXPECT_EQ(old_checkpoints(run()).back().step, 30);
   EXPECT_FALSE(fs::exists(unfinished_checkpoint(run(), 31)));
+}
+
+TEST_F(RunFolderTest, steps_behind_the_one_that_a_run_goes_on_from_are_given_up_only_for_new_ones) {
+  make_run(30, true);
+  for (const int64_t step : {10, 20}) write_checkpoint(run(), step);
+  EXPECT_EQ(
+      RunFolder(run(), {.goes_on_after = 10}).replaces(),
+      run().string() + " has 30 steps; those after step 10 go once this run has saved its own");
+  const TakeFolder for_no_step{.goes_on_after = 10, .trains = false};
+  EXPECT_THROW(check_run_folder(run(), for_no_step), Error);
+  check_run_folder(run(), {.overwrite = true, .goes_on_after = 10, .trains = false});
+  check_run_folder(run(), {.goes_on_after = 30, .trains = false});
+}
+
+TEST_F(RunFolderTest, the_newest_weights_are_never_those_of_a_run_that_another_one_replaces) {
+  const auto newest = [&]() -> std::pair<std::string, std::optional<int64_t>> {
+    const NewestWeights found = newest_weights(run());
+    return {found.checkpoint.filename(), found.steps};
+  };
+  using Found = std::pair<std::string, std::optional<int64_t>>;
+  make_run(30, true);
+  EXPECT_EQ(newest(), Found("", 30));
+  write_checkpoint(run(), 20);
+  EXPECT_EQ(newest(), Found("", 30));
+  { RunFolder(run(), {.goes_on_after = 20}).begin(""); }  // It is killed, as all that follow.
+  EXPECT_EQ(newest(), Found("step_000020", 20));
+  write_checkpoint(run(), 25);
+  EXPECT_EQ(newest(), Found("step_000025", 25));
+  make_run(3, false);
+  EXPECT_THROW(newest(), Error) << "its checkpoints are set aside, and it has saved nothing";
+  write_checkpoint(run(), 40);
+  EXPECT_EQ(newest(), Found("step_000040", 40));
+  make_run(50, true);
+  EXPECT_EQ(newest(), Found("", 50));
+  { RunFolder(run(), {.goes_on_after = 50}).begin(""); }
+  EXPECT_EQ(newest(), Found("", 50)) << "its own weights of before";
+}
+
+TEST_F(RunFolderTest, weights_that_no_run_made_are_the_newest) {
+  fs::create_directories(run());
+  write("model.safetensors", safetensors(R"("format":"pt")"));
+  EXPECT_TRUE(newest_weights(run()).checkpoint.empty());
+  EXPECT_EQ(newest_weights(run()).steps, std::nullopt);
+  fs::remove(run() / "model.safetensors");
+  EXPECT_THROW(newest_weights(run()), Error);
 }
 
 TEST_F(RunFolderTest, lines_are_cut_from_the_end) {

@@ -15,6 +15,7 @@
 #include "distca/train/agreed_plans.h"
 #include "distca/train/resume.h"
 #include "distca/train/same_config.h"
+#include "distca/train/same_weights.h"
 #include "distca/train/start_weights.h"
 
 namespace distca {
@@ -37,6 +38,19 @@ std::unique_ptr<const CheckpointReader> read_weights(const Config& config,
     }
   });
   return reader;
+}
+
+/// Ranks may read folders of their own machines. The ranks that hold weights call it together.
+void check_same_weights(const Config& config, const RunGrid& run, const Llama& model,
+                        Communicator& comm) {
+  const auto workers = comm.split_first(run.num_workers());
+  const OtherRanks others = ranks_with_other_weights(*workers, run, config.model,
+                                                     model.parameters(), "comparing the weights");
+  if (others.empty()) return;
+  const auto [ranks, firsts, part] = name_others(others, run);
+  throw Error(ErrorKind::kConfig,
+              "{} read other weights{} from {} than {}: give all the same files", ranks, part,
+              config.model_from, firsts);
 }
 
 }  // namespace
@@ -62,14 +76,15 @@ PositionLosses evaluate_stored(const Config& config, const std::filesystem::path
   at::set_num_threads(static_cast<int>(config.train.threads_per_rank));
   const int num_workers = comm.size() - static_cast<int>(config.servers.dedicated);
   const DataBlend data(config.data.prefix);
+  const RunGrid run = run_grid(config, num_workers);
   std::unique_ptr<const Llama> model;
   if (comm.rank() < num_workers) {
     // Nobody updates the weights, so they lie in the types in which they are used.
-    model =
-        std::make_unique<Llama>(config.model, run_grid(config, num_workers).stage_of(comm.rank()),
-                                /*seed=*/0, comm.cuda_device(), MainParams::kElsewhere);
+    model = std::make_unique<Llama>(config.model, run.stage_of(comm.rank()), /*seed=*/0,
+                                    comm.cuda_device(), MainParams::kElsewhere);
   }
   const auto reader = read_weights(config, checkpoint, model.get(), comm);
+  if (model) check_same_weights(config, run, *model, comm);
   Step step(config.model, model.get(), comm, step_options(config));
   agree_on_kernel(comm, config.attention.kernel == KernelChoice::kAuto, step.kernel());
   check_same_config(comm, config,

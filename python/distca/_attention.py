@@ -28,7 +28,7 @@ Errors. ValueError, in one line and before anything is sent, about arguments. Ru
 rank or the network. Threads. One thread at a time calls attention.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.utils._mode_utils import no_dispatch
@@ -38,7 +38,7 @@ from distca._ops import ops
 from distca._compiled_kernels import build_if_missing
 from distca._group import name_of
 from distca._ping_pong import give_way
-from distca._served import checked, documents_of, in_pieces, may_be_recomputed, refuse_extras, state_of
+from distca._served import checked, documents_of, in_pieces, refuse_extras, state_of
 
 _NO_LAYER = -1
 _ALONE = -2  # the rank's own attention, without a backward
@@ -76,6 +76,17 @@ class Handle:
     _call: torch.Tensor
     _qkv: tuple  # padded
     _head_dim_v: int  # of the caller's
+    _versions: tuple  # of Q, K and V where they have gradients, to find who writes to them meanwhile
+
+    def call(self):
+        """What operators take. Raises RuntimeError if Q, K or V was written to."""
+        if self._versions and self._versions != _versions_of(self._qkv):
+            raise RuntimeError("q, k or v was written to in place after dispatch, which keeps them until combine")
+        return self._call
+
+
+def _versions_of(qkv) -> tuple:
+    return tuple(one._version for one in qkv)
 
 
 def _recomputed(forwards, layer) -> _Forward:
@@ -89,8 +100,9 @@ def _recomputed(forwards, layer) -> _Forward:
             )
         if found:
             return found[0]
-    raise ValueError("attention is recomputed and its forward is not there: checkpoint with use_reentrant=False, and make "
-                     "cu_seqlens_q outside of what is checkpointed, which makes another tensor when it is recomputed")
+    raise ValueError("attention is recomputed and its forward is not there: checkpoint with use_reentrant=False, make cu_seqlens_q "
+                     "outside of what is checkpointed, which makes another tensor when it is recomputed, and where Q, K and V of "
+                     "pieces have no gradients, give the layer's input some (enable_input_require_grads of Transformers)")
 
 
 def _forward_of(cu_seqlens, name, layer, begin) -> _Forward:
@@ -148,11 +160,8 @@ def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_
     What runs until `core_attention` hides these messages, and what runs between `core_attention` and `combine` hides
     those of O. In backward, the gradients of the same work hide those of dO and of dQ, dK and dV.
     """
-    of = cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work, kernel
-    served = checked(q, k, v, *of)
-    if served.is_shared and not served.trains and torch.is_grad_enabled() and may_be_recomputed():
-        q = q.detach().requires_grad_()  # O of pieces is kept by the layer's node, whose gradients go nowhere
-        served = checked(q, k, v, *of)
+    served = checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work,
+                     kernel)
     head_dim_v, is_shared = v.shape[2], served.is_shared
     q, k, v = _padded(q), _padded(k), _padded(v)
     if kernel == "fa4":
@@ -166,14 +175,14 @@ def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_
         name, work = (name_of(group), served.linear_work) if is_shared else ("", 0)
         step = _forward_of(cu_seqlens_q, name, served.layer, begin).step if is_shared else _local_step(cu_seqlens_q, begin)
     number = served.layer if is_shared else _ALONE
-    return Handle(ops.dispatch(q, k, v, step, number, served.scale, served.window_left, work, kernel), (q, k, v),
-                  head_dim_v)
+    return Handle(ops.dispatch(q, k, v, step, number, served.scale, served.window_left, work, kernel), (q, k, v), head_dim_v,
+                  _versions_of((q, k, v)) if served.trains else ())
 
 
 @torch.compiler.disable
 def core_attention(handle: Handle) -> Handle:
     """Waits for the Q, K and V of others, computes this rank's part of the layer, and sends O on its way."""
-    return Handle(ops.core_attention(handle._call), handle._qkv, handle._head_dim_v)
+    return replace(handle, _call=ops.core_attention(handle.call()))
 
 
 @torch.compiler.disable
@@ -182,7 +191,7 @@ def combine(handle: Handle) -> torch.Tensor:
 
     It must not be written to before backward, which raises RuntimeError then.
     """
-    o = ops.combine(handle._call, *handle._qkv)
+    o = ops.combine(handle.call(), *handle._qkv)
     return o if o.shape[2] == handle._head_dim_v else o[..., : handle._head_dim_v]
 
 

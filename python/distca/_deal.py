@@ -46,7 +46,7 @@ class Dealt:
         self.receives, self.received = routes.receives, routes.received
         self.is_last = False  # no step comes after it
         self.is_taken = False  # an attached model was called with it
-        self.is_missed = False  # an attached model was called with as many tokens and without it, in training
+        self.is_missed = False  # an attached model was called with its tokens and without it, in training
 
     def deal(self, rows):
         """[own, ...] -> [rows, ...]"""
@@ -70,22 +70,29 @@ class Dealt:
 _input_ids_of = weakref.WeakKeyDictionary()  # the steps whose batches are in use -> a weak reference to their input_ids
 
 
+def _is_same(tokens, mine) -> bool:
+    return tokens.is_set_to(mine) or bool((tokens.to(mine) == mine).all())
+
+
+def _steps_with(shape):
+    """(a step over several ranks, its input_ids), for each that is in use and has this shape."""
+    for dealt, reference in list(_input_ids_of.items()):
+        mine = reference()
+        if mine is not None and mine.shape == shape and mine.numel() and len(dealt.sends) > 1:
+            yield dealt, mine
+
+
 @torch.compiler.disable
 def is_cut(tokens) -> bool:
     """Whether these are the input_ids of a step over several ranks, or a copy of those of a step whose documents are cut."""
-    for dealt, reference in list(_input_ids_of.items()):
-        mine = reference()
-        if mine is None or mine.shape != tokens.shape or not mine.numel() or len(dealt.sends) == 1:
-            continue
-        if tokens.is_set_to(mine) or (dealt.is_cut and bool((tokens.to(mine) == mine).all())):
-            return True
-    return False
+    return any(tokens.is_set_to(mine) or (dealt.is_cut and _is_same(tokens, mine)) for dealt, mine in _steps_with(tokens.shape))
 
 
-def note_call_without(shape):
-    """A model is called in training with a batch [rows, tokens] that is none of the steps."""
-    for dealt in list(_input_ids_of):
-        dealt.is_missed |= tuple(shape) == (1, sum(dealt.rows))
+@torch.compiler.disable
+def note_call_without(shape, tokens):
+    """A model is called in training without a step's item, with these tokens [rows, tokens] or, None, with embeddings."""
+    for dealt, mine in _steps_with(torch.Size(shape)):
+        dealt.is_missed |= tokens is None or _is_same(tokens, mine)
 
 
 def _run(begin, end):

@@ -147,11 +147,6 @@ def is_checkpointed() -> bool:
     return bool(hooks) and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
 
 
-def may_be_recomputed() -> bool:
-    """Whether this forward is checkpointed, or is a layer's that is computed again in backward."""
-    return torch._C._current_graph_task_id() != -1 or is_checkpointed()
-
-
 def in_pieces(cu_seqlens) -> bool:
     """Whether it says the pieces of a rank's rows, else its documents are whole."""
     return cu_seqlens.dim() == 2
@@ -214,7 +209,7 @@ def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_s
             raise ValueError("cu_seqlens_q was made in inference_mode and gradients are on: make it outside (clone)" if trains
                              else "pieces on a device were made in inference_mode: make them outside, or on the CPU")
     if trains:
-        if layer is None and may_be_recomputed():
+        if layer is None and (torch._C._current_graph_task_id() != -1 or is_checkpointed()):
             raise ValueError(_UNNAMED)
     elif not torch.is_grad_enabled():
         refuse_reentrant_checkpoint()

@@ -20,11 +20,14 @@ def shard_trainer(trainer, dealer, of_evaluation, attached):
 
     attached: the model within what the trainer wraps.
     """
-    args, accelerator, of_loss = trainer.args, trainer.accelerator, type(trainer).compute_loss
+    args, accelerator = trainer.args, trainer.accelerator
+    of_loss = getattr(trainer.compute_loss, "__func__", trainer.compute_loss)  # one that was set on the trainer itself, too
     own_loss = own_loss_of(attached)
     refuse(
-        (not of_loss.__module__.startswith(_LOSSES), f"compute_loss of {type(trainer).__name__} is its own: labels are shifted and "
-                                                     "dealt already, so Trainer and SFTTrainer are served"),
+        (hasattr(trainer, "distca_dealer"), "the steps of this trainer are dealt already"),
+        (not (getattr(of_loss, "__module__", None) or "").startswith(_LOSSES),
+         f"compute_loss of {type(trainer).__name__} is its own: labels are shifted and dealt already, so Trainer and SFTTrainer are "
+         "served"),
         (own_loss is not None, f"{own_loss}: not served"),
         (trainer.model_init is not None, "model_init: train() makes another model, which is not attached; give the trainer a model"),
         (trainer.compute_metrics is not None, "compute_metrics reads the predictions of whole rows: distca.unshard in a loop of "
@@ -38,7 +41,6 @@ def shard_trainer(trainer, dealer, of_evaluation, attached):
         (accelerator.dispatch_batches is True, "dispatch_batches = True: each rank reads its own batches, set it to False"),
         (dealer.ranks != accelerator.num_processes, f"the model shares attention among {dealer.ranks} ranks, and the trainer has "
                                                     f"{accelerator.num_processes}: attach the model to all of them"),
-        (hasattr(trainer, "distca_dealer"), "the steps of this trainer are dealt already"),
     )
     trainer.distca_dealer = dealer
     of_train, of_eval, samples = trainer.get_train_dataloader, trainer.get_eval_dataloader, trainer.get_batch_samples
@@ -83,6 +85,9 @@ def shard_trainer(trainer, dealer, of_evaluation, attached):
         found = loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
         if dealt is not None:
             check_taken(dealt, model)
+            counts = getattr(trainer.state, "tokens", None)  # of Axolotl, which counts the labels
+            if counts and "trainable" in counts and dealt is not of_evaluation.under_way:
+                counts["trainable"] += dealt.targets
         return found
 
     trainer.compute_loss = compute_loss

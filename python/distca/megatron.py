@@ -107,6 +107,8 @@ def _check_config(config):
         (config.qk_clip or config.log_max_attention_logit, "qk_clip: attention returns no greatest score"),
         (granularity == "full",
          f"recompute_granularity = 'full' is not served: {_RECOMPUTES}; set 'selective'"),
+        (getattr(config, "cuda_graph_impl", "none") != "none",
+         f"cuda_graph_impl = {config.cuda_graph_impl!r}: the host takes part in each exchange, which a CUDA graph would not replay"),
         (offloads, "offload_modules has 'core_attn': attention keeps its own Q, K and V for backward"),
     )
 

@@ -308,7 +308,7 @@ def _begin(module, attached, given, ahead, dealt):
     shape, count = tuple(tokens.shape[:2]), attached.nano_batches if trains else 1
     parts = ahead.take(shape, given) if ahead and trains else None
     if dealt is None and trains:
-        note_call_without(shape)
+        note_call_without(shape, given.get("input_ids"))
     if dealt is not None:
         dealt.is_taken, parts = True, dealt.parts
     elif parts is None or len(parts) != count:

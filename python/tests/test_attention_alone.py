@@ -105,17 +105,41 @@ def test_refuses_by_name(change, line):
     assert group.alone() == before
 
 
-@pytest.mark.parametrize("places", [CU_SEQLENS, torch.tensor([[i, 0, length] for i, length in enumerate(LENGTHS)])],
-                         ids=["documents", "pieces"])
-def test_frozen_attention_may_be_recomputed(places):
+def test_frozen_attention_may_be_recomputed():
     x, weight = torch.randn(sum(LENGTHS), 2, 8), torch.ones(8, requires_grad=True)
 
     def layer(x):
-        return ours.attention(x, x, x, places, places, layer=0) * weight
+        return ours.attention(x, x, x, CU_SEQLENS, CU_SEQLENS, layer=0) * weight
 
     checkpoint(layer, x, use_reentrant=False).sum().backward()
     wanted = ours.attention(x, x, x, CU_SEQLENS, CU_SEQLENS).sum((0, 1))
     assert torch.allclose(weight.grad, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_frozen_attention_over_pieces_is_recomputed_where_its_input_has_gradients():
+    x, weight = torch.randn(sum(LENGTHS), 2, 8), torch.ones(8, requires_grad=True)
+    pieces = torch.tensor([[i, 0, length] for i, length in enumerate(LENGTHS)])
+
+    def layer(x):
+        return ours.attention(x, x, x, pieces, pieces, layer=0) * weight
+
+    with pytest.raises(ValueError, match="and where Q, K and V of pieces have no gradients, give the layer's input some"):
+        checkpoint(layer, x, use_reentrant=False).sum().backward()
+    checkpoint(layer, x.requires_grad_(), use_reentrant=False).sum().backward()
+    wanted = ours.attention(x, x, x, CU_SEQLENS, CU_SEQLENS).sum((0, 1))
+    assert torch.allclose(weight.grad, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_what_is_written_to_after_dispatch_is_found(when):
+    (q, k, v), _ = qkv(sum(LENGTHS))
+    handle = ours.dispatch(q, k, v, CU_SEQLENS, CU_SEQLENS, layer=0)
+    if when == 2:
+        handle = ours.core_attention(handle)
+    with torch.no_grad():
+        q.mul_(2)
+    with pytest.raises(RuntimeError, match="^q, k or v was written to in place after dispatch"):
+        (ours.core_attention if when == 1 else ours.combine)(handle)
 
 
 def test_an_o_that_is_combined_twice_is_refused():

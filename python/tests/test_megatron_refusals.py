@@ -67,6 +67,13 @@ def test_fp8_and_fp4_are_refused():
                                           attention_type="self", pg_collection=types.SimpleNamespace(dp=object()))
 
 
+def test_cuda_graphs_are_refused():
+    config = megatron.config_of(torch.float64)
+    config.cuda_graph_impl = "local"
+    with pytest.raises(ValueError, match="cuda_graph_impl = 'local': the host takes part in each exchange"):
+        distca.megatron._check_config(config)
+
+
 def test_another_layout_of_context_parallel_ranks_is_refused():
     config = megatron.config_of(torch.float64, context_parallel_size=2)
     config.attention_cp_layout = "contiguous"  # of versions behind 0.19

@@ -63,6 +63,19 @@ def given_to_another(attn, evaluates):
         return str(error)
 
 
+def of_embeddings():
+    model = attached()
+    try:
+        for batch in distca.transformers.shard(uneven(), model):
+            model(inputs_embeds=model.get_input_embeddings()(batch["input_ids"]), position_ids=batch["position_ids"]).logits.sum()
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_embeddings_of_a_step_without_its_item_are_found_in_training(ranks):
+    assert all(found.startswith("a batch of distca.transformers.shard has an item") for found in ranks.run(of_embeddings))
+
+
 @pytest.mark.parametrize("attn, evaluates", [("sdpa", False), ("flex_attention", False), ("sdpa", True), ("eager", True)])
 def test_a_model_that_is_not_attached_refuses_a_step(ranks, attn, evaluates):
     assert all(NOT_ATTACHED in found for found in ranks.run(given_to_another, attn, evaluates))
@@ -169,16 +182,22 @@ def test_fsdp_may_rebuild_the_arguments_of_a_call(ranks):
         assert len(losses) == 2 and all(map(math.isfinite, losses))
 
 
-def test_a_loop_may_fetch_a_step_before_it_trains_the_one_before():
+def fetching_ahead():
+    """Between steps, batches of another data set of the same shape are trained, too."""
     model, losses = attached(), []
-    steps = iter(distca.transformers.shard([packed(documents_of([50, 20], seed=i)) for i in range(3)], model))
+    steps = iter(distca.transformers.shard([packed(documents_of([1280] if dist.get_rank() else [], seed=i)) for i in range(3)], model))
     batch = next(steps)
     while batch is not None:
+        model(**packed(documents_of([batch["input_ids"].shape[1]], seed=9))).loss.backward()
         following = next(steps, None)
         losses.append(model(**batch).loss)
         losses[-1].backward()
         batch = following
-    assert len(losses) == 3
+    return len(losses)
+
+
+def test_a_loop_may_fetch_a_step_before_it_trains_the_one_before(ranks):
+    assert ranks.run(fetching_ahead) == [3, 3]
 
 
 def test_positions_that_jump_beside_a_mask_are_refused():

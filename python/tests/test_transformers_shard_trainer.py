@@ -116,10 +116,15 @@ class OwnLoss(transformers.Trainer):
 def test_a_loss_of_its_own_is_refused():
     model = make("llama")
     distca.transformers.attach(model)
-    with tempfile.TemporaryDirectory() as folder, pytest.raises(ValueError, match="compute_loss of OwnLoss is its own"):
+    with tempfile.TemporaryDirectory() as folder:
         made = trainer_of(model, folder, 1)
         made.__class__ = OwnLoss
-        distca.transformers.shard(made)
+        with pytest.raises(ValueError, match="compute_loss of OwnLoss is its own"):
+            distca.transformers.shard(made)
+        made = trainer_of(model, folder, 1)
+        made.compute_loss = lambda model, inputs, **_: model(**inputs).loss
+        with pytest.raises(ValueError, match="compute_loss of Trainer is its own"):
+            distca.transformers.shard(made)
 
 
 def with_accelerate(port, batches, at_once, accumulated):
