@@ -34,7 +34,7 @@ SECONDS = 3600  # that a corner's tests may take
 CALL = ["test_package.py", "test_wheel.py", "test_attention.py", "test_attention_states.py", "test_ahead.py"]
 MODELS = ["test_transformers.py", "test_transformers_states.py", "test_transformers_trainer.py", "test_ahead_loaders.py",
           "test_transformers_heads.py", "test_transformers_masks.py", "test_transformers_shard.py",
-          "test_transformers_shard_trainer.py"]
+          "test_transformers_shard_trainer.py", "test_transformers_shard_misuse.py"]
 FINE_TUNING = ["test_fine_tuning.py", "test_fine_tuning_shard.py"]
 AXOLOTL = ["test_axolotl.py"]
 MEGATRON = ["test_megatron.py", "test_megatron_refusals.py", "test_megatron_context.py"]
