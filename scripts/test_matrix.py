@@ -147,10 +147,16 @@ def make_environment(corner, log):
         pip(log, "install", f"torch=={corner.torch}.*", "numpy", why=f"pip brings no PyTorch {corner.torch}")
 
 
+def commit():
+    """The commit that is tried, and whether it was changed since, other than by the results that corners write."""
+    changed = subprocess.check_output(["git", "status", "--porcelain", "--", ".", f":!{LOG}", f":!{PAGE}"], cwd=ROOT, text=True)
+    return subprocess.check_output(["git", "describe", "--always"], cwd=ROOT, text=True).strip() + ("-dirty" if changed else "")
+
+
 def wheel_for(torch, log):
     """The wheel of the package for this minor version of PyTorch, built in the environment if it is not there."""
     folder, uses_own = FOLDER / "wheels" / torch, list(ENVIRONMENT.glob("lib/python*/site-packages/project_torch.pth"))
-    sources = subprocess.check_output(["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=ROOT, text=True)
+    sources = commit()
     if not list(folder.glob("*.whl")) or (folder / "sources").read_text() != sources:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(FOLDER / "compiled", ignore_errors=True)
@@ -186,8 +192,7 @@ def tested(corner, log):
 
 def tried(corner, log):
     """The line of the log that says what became of a corner."""
-    entry = {"corner": corner.name, "date": datetime.date.today().isoformat(), "python": corner.python,
-             "commit": subprocess.check_output(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True).strip()}
+    entry = {"corner": corner.name, "date": datetime.date.today().isoformat(), "python": corner.python, "commit": commit()}
     try:
         mark = ENVIRONMENT / "base"
         if not mark.exists() or mark.read_text() != repr(corner.base):

@@ -92,7 +92,7 @@ class Plugin(BasePlugin):
         )
 
     def post_model_load(self, cfg, model):
-        distca.transformers.attach(_base_of(model), nano_batches=_settings(cfg).nano_batches)
+        distca.transformers.attach(model, nano_batches=_settings(cfg).nano_batches)
 
     def post_trainer_create(self, cfg, trainer):
         settings = _settings(cfg)
@@ -116,8 +116,3 @@ def _line_of(settings, ranks):
     dealt = f"a step deals the tokens of {settings.at_once or ranks} of the ranks' batches over all of them"
     return (f"distca: attention is balanced over {of_ranks}, nano_batches = {settings.nano_batches}; "
             f"{dealt if settings.shard else 'each rank keeps its documents'}")
-
-
-def _base_of(model):
-    """The model that PEFT has wrapped, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -75,7 +75,8 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None, kernel: st
 
     Call it once, before DDP, a Trainer or an Accelerator gets the model; with FSDP2, before or after fully_shard.
 
-    model: a causal language model that uses Transformers' attention interface, and supports sdpa and flash attention.
+    model: a causal language model that uses Transformers' attention interface, and supports sdpa and flash attention. PEFT may
+      have wrapped it, also in the calls below, or may wrap it later.
     nano_batches: 2 lets a forward with gradients deal this rank's documents to two nano-batches, so that the messages
       of one travel while the other computes. Loss, logits and gradients are those of the whole batch. Where the loss is
       the mean of a rank's targets and it has none, it is 0.
@@ -84,6 +85,7 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None, kernel: st
     Raises ValueError that says why a model cannot be served, and ImportError where nano_batches=2 lacks greenlet. The
     model is then as it was.
     """
+    model = base_of(model)
     _check_model(model, nano_batches)
     refuse((kernel not in KERNELS, f"kernel = {kernel!r}: one of {', '.join(KERNELS)}"))
     if nano_batches == 2:
@@ -102,6 +104,7 @@ def detach(model: PreTrainedModel) -> None:
 
     Raises ValueError if it is not attached, or if another one, such as an Accelerator, has wrapped its forward since.
     """
+    model = base_of(model)
     attached = attached_of(model)
     modules = [module for module in (model, _decoder_of(model)) if hasattr(module.forward, "distca")]
     if any(module.forward.__func__ is not module.forward.distca_itself for module in modules):
@@ -145,7 +148,7 @@ def cu_seqlens_of(model: PreTrainedModel):
     which must reach the model: model(**batch). The batch says the same documents then, else the call raises ValueError:
     each batch has tensors of its own. All ranks do alike.
     """
-    attached = attached_of(model)
+    attached = attached_of(base_of(model))
 
     def of_batch(batch):
         tokens = _tokens_of(batch)
@@ -177,6 +180,7 @@ def shard(loader, model: PreTrainedModel | None = None, *, at_once: int | None =
     else than attention, or whose positions a rank cannot know by its own rows, and what `distca.shard` raises.
     """
     if not hasattr(loader, "get_train_dataloader"):
+        model = base_of(model)
         dealer, line = _dealer_of(model, at_once, gradients), own_loss_of(model)
         if line is not None:
             warnings.warn(f"{line}: steps have no labels, compute the loss of the logits and shift_labels", stacklevel=2)
@@ -190,8 +194,7 @@ def shard(loader, model: PreTrainedModel | None = None, *, at_once: int | None =
         (accumulate != 1, f"accumulate = {accumulate}: a Trainer accumulates by its gradient_accumulation_steps"),
         (gradients != "mean", f"gradients = {gradients!r}: a Trainer takes the mean over ranks"),
     )
-    model = loader.accelerator.unwrap_model(loader.model)
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's
+    model = base_of(loader.accelerator.unwrap_model(loader.model))
     dealers = _dealer_of(model, at_once, "mean"), _dealer_of(model, 1, "mean", nano_batches=1)
     for dealer in dealers:
         dealer.gives_labels = True
@@ -208,7 +211,12 @@ def evaluate(model: PreTrainedModel, loader, wrapped=None) -> Evaluation:
 
     Losses are summed in float64, of logits in the model's own precision, and in float32 at least. All ranks call it.
     """
-    return evaluated(_dealer_of(model, 1, "sum", nano_batches=1), loader, model if wrapped is None else wrapped)
+    return evaluated(_dealer_of(base_of(model), 1, "sum", nano_batches=1), loader, model if wrapped is None else wrapped)
+
+
+def base_of(model):
+    """The model that PEFT has wrapped, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _dealer_of(model, at_once, gradients, nano_batches=None):

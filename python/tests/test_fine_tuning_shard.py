@@ -82,10 +82,11 @@ def lora(nano_batches, is_base):
     for is_attached in (False, True):
         model = make(dtype=torch.float64)
         keep_fp64(model)
-        if is_attached:
-            distca.transformers.attach(model, nano_batches=nano_batches)
         torch.manual_seed(1)
-        models.append(peft.get_peft_model(model, lora_config()).double())
+        wrapped = peft.get_peft_model(model, lora_config()).double()
+        if is_attached:
+            distca.transformers.attach(model if is_base else wrapped, nano_batches=nano_batches)
+        models.append(wrapped)
     one, model = models
     want = sum(loss_of(one, packed([document]), items) for of_rank in documents for document in of_rank)
     want.backward()
@@ -97,7 +98,9 @@ def lora(nano_batches, is_base):
     total = loss.detach() / 2
     dist.all_reduce(total)
     gradients = [{name: p.grad for name, p in of.named_parameters() if p.requires_grad} for of in (model, one)]
-    return abs(total - want).item() / want.item(), worst_gradient(*gradients), distca.statistics().sent_bytes - before
+    of_evaluation = distca.transformers.evaluate(model.get_base_model() if is_base else model, loader).loss
+    differences = max(abs(total.item() - want.item()), abs(of_evaluation - want.item())) / want.item()
+    return differences, worst_gradient(*gradients), distca.statistics().sent_bytes - before
 
 
 @pytest.mark.parametrize("nano_batches, is_base", [(1, True), (2, False)])
