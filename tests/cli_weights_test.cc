@@ -80,6 +80,37 @@ TEST_F(CliWeightsTest, a_checkpoint_rounded_into_shards_is_a_model_to_go_on_from
   EXPECT_THAT(files_below(out), Not(IsSupersetOf({"model.safetensors.index.json"})));
 }
 
+TEST_F(CliWeightsTest, a_run_whose_newest_weights_are_a_checkpoints_is_no_model_to_start_from) {
+  succeed(arguments({"checkpoint.every_steps=6"}));
+  const std::string older = read_file(run_ / "model.safetensors");
+  succeed(arguments({"checkpoint.every_steps=6", "train.steps=12", "--resume"}));
+  write_file_atomically(run_ / "model.safetensors", older);  // the run seems not to be at its end
+  const std::string line = "model.from = " + run_.string() +
+                           ": the newest weights of this run are those of " +
+                           (run_ / "checkpoints" / "step_000012").string() +
+                           ", and its model.safetensors is older: distca export " + run_.string();
+  EXPECT_THAT(refusal(arguments({"model.from=" + run_.string()}, "from")), HasSubstr(line));
+  EXPECT_FALSE(fs::exists(folder_ / "from"));
+  EXPECT_THAT(refusal({"verify", "model.from=" + run_.string(), "data.prefix=" + prefix_.string(),
+                       "--workers", "2"}),
+              HasSubstr(line));
+  succeed({"export", run_, "--out", folder_ / "model"});
+  EXPECT_FALSE(read_file(folder_ / "model" / "model.safetensors") == older);
+}
+
+TEST_F(CliWeightsTest, an_export_takes_the_tokenizer_of_the_model_before_with_it) {
+  succeed(arguments({"checkpoint.every_steps=6"}));
+  const fs::path out = folder_ / "out";
+  write_file_atomically(out / "merges.txt", "by hand");
+  succeed({"export", run_, "--out", out});
+  EXPECT_TRUE(fs::exists(out / "merges.txt")) << "there was no model";
+  fs::remove(prefix_.string() + ".bin");
+  EXPECT_THAT(succeed({"export", run_, "--out", out, "--overwrite"}).out,
+              HasSubstr("\n  removed, of the model before: generation_config.json, merges.txt, "
+                        "tokenizer.json, tokenizer_config.json\n"));
+  EXPECT_THAT(files_below(out), ElementsAre("config.json", "model.safetensors"));
+}
+
 TEST_F(CliWeightsTest, a_run_without_checkpoints_is_exported_where_its_weights_change) {
   succeed(arguments());
   EXPECT_THAT(refusal({"export", run_, "--out", folder_ / "same"}),

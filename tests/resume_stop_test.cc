@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "distca/base/file.h"
+#include "distca/batch/indexed_dataset.h"
 #include "tests/checkpoint_runs.h"
 #include "tests/small_disk.h"
 
@@ -166,6 +167,33 @@ TEST_F(StopTest, asked_to_stop_twice_it_ends_at_once) {
                         "it is saved; {}/metrics.jsonl has 0 steps\n",
                         run_.string()));
   EXPECT_THAT(saved(), IsEmpty());
+}
+
+TEST_F(StopTest, a_validation_is_not_waited_for) {
+  // It comes after each step and takes a minute.
+  IndexedDatasetWriter writer(folder_ / "many", TokenType::kUint8);
+  const std::vector<int32_t> document(256, 7);
+  for (int i = 0; i < 20000; ++i) writer.add_document(document);
+  writer.finish();
+  const Words words = {"data.prefix=" + (folder_ / "many").string(), "batch.nano_batch_tokens=256",
+                       "batch.max_document_tokens=256", "data.validation_fraction=0.9"};
+  const Words two = joined(words, {"--workers", "2"});
+  program_.emplace(arguments(joined(two, {"train.steps=100", "train.validation_every=1",
+                                          "train.validation_nano_batches=18000"})));
+  ASSERT_TRUE(wait_until([&] { return fs::exists(run_ / "config.toml"); }));
+  const pid_t rank = program_->pid_of_rank(0);
+  const double before_s = processor_seconds(rank);
+  ASSERT_TRUE(wait_until([&] { return processor_seconds(rank) > before_s + 2; }));
+  kill(program_->pid(), SIGTERM);
+  const Outcome outcome = program_->wait();
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("stopped by SIGTERM after step 1 of 100; saved"));
+  EXPECT_THAT(saved(), ElementsAre(1));
+  ASSERT_EQ(metrics().size(), 1u);
+  EXPECT_FALSE(metrics()[0].contains("validation_loss"));
+  const Words rest = {"train.steps=3", "train.validation_every=0"};
+  resume(joined(two, rest));
+  EXPECT_EQ(read_training("run").losses, train("straight", joined(two, rest)).losses);
 }
 
 TEST_F(StopTest, before_the_first_step_there_is_nothing_to_save) {

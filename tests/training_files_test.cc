@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <csignal>
 
+#include "distca/batch/indexed_dataset.h"
+#include "distca/checkpoint/folder.h"
 #include "tests/run_command.h"
 #include "tests/training_testing.h"
 
@@ -130,6 +132,37 @@ TEST_F(RunFilesTest, another_tokenizer_in_the_folder_is_left_alone_unless_asked)
   EXPECT_EQ(read_file(run_ / "tokenizer.json"), "mine");
   EXPECT_EQ(run({"train.steps=1", "train.overwrite=true"}).err, "");
   EXPECT_EQ(Json::parse(read_file(run_ / "tokenizer.json")).at("model").at("vocab").size(), 256u);
+}
+
+TEST_F(RunFilesTest, a_run_that_replaces_another_one_leaves_no_tokenizer_of_it) {
+  train("run", {});
+  const std::string other = folder_ / "other";
+  IndexedDatasetWriter writer(other, TokenType::kUint16);  // whose tokenizer nobody knows
+  for (int i = 0; i < 8; ++i) writer.add_document(std::vector<int32_t>(300, 7 + i));
+  writer.finish();
+  const Outcome replaced = run({"data.prefix=" + other, "train.overwrite=true"});
+  EXPECT_THAT(replaced.err,
+              HasSubstr(run_.string() +
+                        ": removed tokenizer.json, tokenizer_config.json, which belonged to the "
+                        "run before\n"));
+  EXPECT_FALSE(fs::exists(run_ / "tokenizer.json"));
+  EXPECT_TRUE(fs::exists(run_ / "generation_config.json"));
+}
+
+TEST_F(RunFilesTest, a_permission_holds_until_the_replacement_is_whole) {
+  train("run", {});
+  write_file_atomically(run_ / "tokenizer.json", "of the run before");
+  program_.emplace(arguments({"train.overwrite=true", "train.steps=100000",
+                              "checkpoint.every_steps=2", "optimizer.decay_steps=100"}));
+  ASSERT_TRUE(wait_until([&] { return !complete_checkpoints(run_).empty(); }));
+  kill(program_->pid(), SIGTERM);
+  program_->wait();
+  const int64_t stopped = complete_checkpoints(run_).back().step;
+  EXPECT_EQ(read_file(run_ / "tokenizer.json"), "of the run before");
+  const Outcome resumed =
+      run({fmt::format("train.steps={}", stopped + 1), "optimizer.decay_steps=100", "--resume"});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_NE(read_file(run_ / "tokenizer.json"), "of the run before");
 }
 
 TEST_F(RunFilesTest, weights_are_saved_when_the_last_validation_loss_is_not_finite) {

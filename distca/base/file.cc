@@ -277,15 +277,19 @@ void AtomicFile::reserve(int64_t bytes) {
               free < 0 ? "" : fmt::format(", {} are free", human_bytes(free)));
 }
 
+void AtomicFile::sync() {
+  if (std::fflush(stream_) != 0 || (!target_.empty() && fsync(fileno(stream_)) != 0))
+    throw os_error(path_, "cannot be written");
+}
+
 void AtomicFile::commit_as(const fs::path& place) {
   if (target_.empty()) {
     std::fflush(stdout);  // earlier output comes first if this is /dev/stdout
-    if (std::fflush(stream_) != 0) throw os_error(path_, "cannot be written");
+    sync();
     std::fclose(std::exchange(stream_, nullptr));
     return;
   }
-  if (std::fflush(stream_) != 0 || fsync(fileno(stream_)) != 0)
-    throw os_error(path_, "cannot be written");
+  sync();
   if (!named_) {
     unlink(temporary_.c_str());  // a killed process with the same id may have left one
     const std::string open_file = fmt::format("/proc/self/fd/{}", fileno(stream_));

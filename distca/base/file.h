@@ -153,6 +153,8 @@ class AtomicFile {
   void reserve(int64_t bytes);
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+  /// Brings what was written to disk, so that commit() takes no time.
+  void sync();
   void commit() { commit_as(target_); }
   /// Like commit(), but puts the file at `place`, which must be in the folder of target().
   void commit_as(const std::filesystem::path& place);

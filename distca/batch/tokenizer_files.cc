@@ -25,26 +25,39 @@ std::string utf8(int code) {
   return {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))};
 }
 
+/// The contents of PREFIX.json; null where there is none. What it says of another set, which lay
+/// under this name before, is discarded.
+Json record_of(const std::string& prefix, const IndexedDataset& data, bool* is_of_other = nullptr) {
+  const fs::path file = tokenizer_record_file(prefix);
+  std::error_code ignored;  // not there: not known
+  if (!fs::exists(file, ignored)) return nullptr;
+  Json json = read_json(file);
+  const JsonField record(json, file.native(), ErrorKind::kData);
+  const auto differs = [&](const char* name, int64_t count) {
+    return json.is_object() && json.contains(name) && record[name].integer(0) != count;
+  };
+  if (!differs("documents", data.num_documents()) && !differs("tokens", data.num_tokens()))
+    return json;
+  if (is_of_other) *is_of_other = true;
+  return nullptr;
+}
+
 /// The tokenizer of one set; no files if it is not known.
 FilesByName tokenizer_of(const std::string& prefix, const IndexedDataset& data) {
   if (data.token_type() == TokenType::kUint8) return byte_tokenizer();
   FilesByName files;
+  bool is_of_other = false;
+  record_of(prefix, data, &is_of_other);
+  if (is_of_other) return files;
   std::error_code ignored;  // no folder: not known
   for (const fs::directory_entry& entry : fs::directory_iterator(tokenizer_folder(prefix), ignored))
     files[entry.path().filename()] = read_file(entry.path());
   return files;
 }
 
-/// The contents of PREFIX.json; null where there is none.
-Json record_of(const std::string& prefix) {
-  const fs::path file = tokenizer_record_file(prefix);
-  std::error_code ignored;  // not there: not known
-  return fs::exists(file, ignored) ? read_json(file) : Json();
-}
-
 /// The id of the end-of-document token, the last of each document; null where there is none.
-Json eod_token_id(const std::string& prefix) {
-  const Json json = record_of(prefix);
+Json eod_token_id(const std::string& prefix, const IndexedDataset& data) {
+  const Json json = record_of(prefix, data);
   if (json.is_null()) return nullptr;
   const fs::path file = tokenizer_record_file(prefix);
   const JsonField record(json, file.native(), ErrorKind::kData);
@@ -53,8 +66,8 @@ Json eod_token_id(const std::string& prefix) {
 }
 
 /// The SHA-256 of the tokenizer that made a set; "" where it is not known.
-std::string recorded_sha256(const std::string& prefix) {
-  const Json json = record_of(prefix);
+std::string recorded_sha256(const std::string& prefix, const IndexedDataset& data) {
+  const Json json = record_of(prefix, data);
   if (!json.is_object() || !json.contains("tokenizer_sha256")) return "";
   const fs::path file = tokenizer_record_file(prefix);
   return JsonField(json, file.native(), ErrorKind::kData)["tokenizer_sha256"].text();
@@ -73,6 +86,15 @@ Json vocabulary(const std::string& text) {
     added[token["content"].dump()] = token.value("id", Json());
   }
   return Json::array({json["model"]["vocab"], added});
+}
+
+/// The files of the tokenizer in a model's folder, and generation_config.json.
+std::map<std::string, fs::path> files_of_model(const fs::path& folder) {
+  std::map<std::string, fs::path> files = tokenizer_files(folder);
+  const fs::path generation = folder / kGenerationJson;
+  std::error_code ignored;
+  if (fs::is_regular_file(generation, ignored)) files[kGenerationJson] = generation;
+  return files;
 }
 
 bool same_vocabulary(const std::string& text, const fs::path& other) {
@@ -123,25 +145,31 @@ void remove_tokenizer(const fs::path& prefix) {
 }
 
 std::optional<RecordedIds> recorded_ids(const std::string& prefix, const IndexedDataset& data) {
-  const Json json = record_of(prefix);
+  const Json json = record_of(prefix, data);
   if (!json.is_object() || !json.contains("largest_id")) return {};
   const fs::path file = tokenizer_record_file(prefix);
   const JsonField record(json, file.native(), ErrorKind::kData);
-  if (record["documents"].integer(0) != data.num_documents() ||
-      record["tokens"].integer(0) != data.num_tokens()) {
-    return {};
-  }
   return RecordedIds{.largest = record["largest_id"].integer(0),
                      .vocab_size = record["vocab_size"].integer(0)};
 }
 
+std::vector<std::string> remove_other_tokenizer(const fs::path& folder, const FilesByName& keep) {
+  std::vector<std::string> removed;
+  for (const auto& [name, path] : files_of_model(folder)) {
+    std::error_code code;
+    if (keep.contains(name)) continue;
+    DISTCA_THROW_IF(!fs::remove(path, code), ErrorKind::kIo,
+                    "{}: of the model before, and cannot be removed: {}", path.string(),
+                    code.message());
+    removed.push_back(name);
+  }
+  return removed;
+}
+
 FilesByName read_tokenizer(const fs::path& folder) {
-  std::map<std::string, fs::path> files = tokenizer_files(folder);
-  const fs::path generation = folder / kGenerationJson;
-  std::error_code ignored;
-  if (fs::is_regular_file(generation, ignored)) files[kGenerationJson] = generation;
   FilesByName contents;
-  for (const auto& [name, path] : files) contents[name] = read_file(path, ErrorKind::kData);
+  for (const auto& [name, path] : files_of_model(folder))
+    contents[name] = read_file(path, ErrorKind::kData);
   return contents;
 }
 
@@ -196,7 +224,7 @@ FilesByName files_beside_weights(const DataBlend& data) {
                     whose, prefix);
     if (!files.empty()) continue;
     files = std::move(own);
-    end = eod_token_id(prefix);
+    end = eod_token_id(prefix, data.set(set));
     whose = prefix;
   }
   const Json generation = {
@@ -222,7 +250,7 @@ void check_tokenizer(const DataBlend& data, const fs::path& model_folder) {
   const std::string hash = sha256_hex(text);
   for (int64_t set = 0; set < data.num_sets(); ++set) {
     const std::string& prefix = data.prefix(set);
-    const std::string made_with = recorded_sha256(prefix);
+    const std::string made_with = recorded_sha256(prefix, data.set(set));
     const bool is_bytes = made_with.empty() && data.set(set).token_type() == TokenType::kUint8;
     DISTCA_THROW_IF(is_bytes && vocabulary(text) != vocabulary(byte_tokenizer().at(kTokenizerJson)),
                     ErrorKind::kData,

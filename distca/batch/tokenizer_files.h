@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "distca/base/json.h"
 #include "distca/batch/data_blend.h"
@@ -45,7 +46,8 @@ void save_tokenizer(const std::filesystem::path& prefix, const TokenizerRecord& 
 void remove_tokenizer(const std::filesystem::path& prefix);
 
 /// The facts about the ids in a set that its record holds. recorded_ids() returns nothing where
-/// there is no record, or where it is of an older version or of another set.
+/// there is no record, or where it is of an older version. Here and below, a record of another
+/// number of documents or tokens than the set's counts as none.
 struct RecordedIds {
   int64_t largest = 0;     // the largest id of all tokens
   int64_t vocab_size = 0;  // the tokenizer's
@@ -57,6 +59,11 @@ using FilesByName = std::map<std::string, std::string>;
 
 /// Reads the files that a model's folder has of a tokenizer, with generation_config.json.
 FilesByName read_tokenizer(const std::filesystem::path& folder);
+
+/// Removes those of these files that are not in `keep`: they belong to the model that the folder
+/// had before. Returns their names. Throws Error(kIo).
+std::vector<std::string> remove_other_tokenizer(const std::filesystem::path& folder,
+                                                const FilesByName& keep);
 
 /// tokenizer.json and tokenizer_config.json of a tokenizer of Hugging Face whose ids are the bytes
 /// of UTF-8. It has no special tokens.

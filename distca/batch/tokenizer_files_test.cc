@@ -70,6 +70,11 @@ TEST_F(TokenizerFilesTest, the_record_says_which_ids_a_set_has_unless_it_is_of_a
   EXPECT_EQ(writer.largest_id(), 9);
   writer.finish();
   EXPECT_FALSE(recorded_ids(prefix, IndexedDataset(prefix)));
+  const FilesByName unknown = files_beside_weights(DataBlend(prefix));
+  EXPECT_EQ(unknown.size(), 1u) << "the tokenizer of the set before";
+  EXPECT_TRUE(generation(unknown).at("eos_token_id").is_null());
+  write_file_atomically(folder_ / "model" / "tokenizer.json", "other");
+  check_tokenizer(DataBlend(prefix), folder_ / "model");  // not known: nothing to compare
   EXPECT_FALSE(recorded_ids(set("other", TokenType::kUint16), data));
 }
 
@@ -163,6 +168,16 @@ TEST_F(TokenizerFilesTest, a_models_folder_has_the_tokenizers_files_and_how_text
     want[name] = name;
   EXPECT_EQ(read_tokenizer(folder_ / "model"), want);
   EXPECT_TRUE(read_tokenizer(folder_ / "absent").empty());
+}
+
+TEST_F(TokenizerFilesTest, of_the_model_before_goes_what_the_new_one_lacks) {
+  for (const char* name : {"tokenizer.json", "merges.txt", "generation_config.json", "notes.txt"})
+    write_file_atomically(folder_ / name, "of the model before");
+  EXPECT_THAT(remove_other_tokenizer(folder_, {{"tokenizer.json", "new"}}),
+              ::testing::ElementsAre("generation_config.json", "merges.txt"));
+  EXPECT_TRUE(fs::exists(folder_ / "tokenizer.json"));
+  EXPECT_TRUE(fs::exists(folder_ / "notes.txt"));
+  EXPECT_FALSE(fs::exists(folder_ / "merges.txt"));
 }
 
 TEST_F(TokenizerFilesTest, a_damaged_record_is_named) {

@@ -1,6 +1,7 @@
 #include "distca/comm/long_work.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <future>
 #include <limits>
@@ -8,10 +9,16 @@
 #include <vector>
 
 #include "distca/base/clock.h"
+#include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/comm/collectives.h"
 
 namespace distca {
+
+namespace {
+/// The seconds after which a line names the rank that is awaited.
+constexpr double kFirstWord = 60;
+}  // namespace
 
 int await_long_work(Communicator& comm, double timeout_s, std::string_view operation,
                     double limit_s,
@@ -19,9 +26,17 @@ int await_long_work(Communicator& comm, double timeout_s, std::string_view opera
   enum : uint8_t { kDone, kWorking, kTooLong };
   const std::chrono::duration<double> slice(std::min(5.0, timeout_s / 4));
   const Stopwatch watch;
+  double next_word_s = std::min(kFirstWord, timeout_s);
   while (true) {
     const uint8_t mine = is_done(slice) ? kDone : watch.seconds() > limit_s ? kTooLong : kWorking;
     const std::vector<uint8_t> all = all_gather(comm, mine, operation);
+    if (comm.rank() == 0 && std::isinf(limit_s) && watch.seconds() > next_word_s &&
+        std::ranges::count(all, kWorking) > 0) {
+      const auto late = std::ranges::find(all, kWorking) - all.begin();
+      standard_error().line(fmt::format("{}: rank {} is at it for {:.0f} s; nothing ends this wait",
+                                        operation, late, watch.seconds()));
+      next_word_s = 2 * watch.seconds();
+    }
     if (const auto late = std::ranges::find(all, kTooLong); late != all.end())
       return static_cast<int>(late - all.begin());
     if (std::ranges::count(all, kDone) == comm.size()) return -1;

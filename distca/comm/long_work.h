@@ -18,7 +18,7 @@ namespace distca {
 /// Returns -1 once `is_done` has been true on all ranks or, if that takes longer than `limit_s`,
 /// the first rank that is not done; all ranks get the same. `is_done` waits for this rank's work as
 /// long as it is told, at most, and says whether the work is done. `timeout_s` is that of the
-/// group.
+/// group. Without a limit, rank 0 says after a minute, and then ever less often, who is awaited.
 int await_long_work(Communicator& comm, double timeout_s, std::string_view operation,
                     double limit_s,
                     const std::function<bool(std::chrono::duration<double>)>& is_done);

@@ -1,5 +1,6 @@
 #include "distca/comm/long_work.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -8,6 +9,7 @@
 #include <limits>
 #include <thread>
 
+#include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/thread_group.h"
@@ -27,10 +29,17 @@ void on_three_ranks(const std::function<void(Communicator&)>& body) {
 TEST(LongWork, may_take_longer_than_a_wait) {
   std::atomic<int> done = 0;
   on_three_ranks([&](Communicator& comm) {
-    do_on_rank_0(comm, kTimeout, "work", [&] {
+    if (comm.rank() == 0) ::testing::internal::CaptureStderr();
+    do_on_rank_0(comm, kTimeout, "reading", [&] {
       std::this_thread::sleep_for(duration<double>(1.5 * kTimeout));
       ++done;
     });
+    if (comm.rank() == 0) {
+      standard_error().finish(kTimeout);
+      EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+                  ::testing::MatchesRegex("reading: rank 0 is at it for [0-9]+ s; nothing ends "
+                                          "this wait\n"));
+    }
     EXPECT_EQ(done, 1) << "of rank 0 alone, and all have waited for it";
     barrier(comm, "afterwards");
   });

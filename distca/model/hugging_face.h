@@ -8,6 +8,7 @@
 // Whatever would change the model and is not known here is refused by name. Any thread may call
 // these functions.
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <span>
@@ -53,6 +54,9 @@ class HuggingFaceWeights {
   Tensor at(const std::string& name) const;
   /// Such as "39 tensors in 2 files, bfloat16".
   std::string describe() const;
+  /// A hash of all names, types and shapes and of a page in the middle of each tensor, by which
+  /// ranks find that they have read other models. Never 0.
+  uint64_t fingerprint() const;
 
  private:
   struct Place {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "distca/base/error.h"
+#include "distca/base/hash.h"
 #include "distca/base/json_field.h"
 #include "distca/base/text.h"
 #include "distca/model/hugging_face.h"
@@ -125,6 +127,20 @@ std::string HuggingFaceWeights::describe() const {
   for (const auto& [name, place] : places_) types.insert(place.entry->tensor.type_name());
   return fmt::format("{} tensors in {} file{}, {}", with_thousands(std::ssize(places_)),
                      files_.size(), files_.size() == 1 ? "" : "s", fmt::join(types, " and "));
+}
+
+uint64_t HuggingFaceWeights::fingerprint() const {
+  constexpr size_t kPage = 4096;
+  std::vector<uint64_t> hashes;
+  for (const auto& [name, place] : places_) {
+    const auto [stored, bytes] = tensor_at(place);
+    const std::string said =
+        fmt::format("{} {} {}", name, stored.type_name(), fmt::join(stored.shape, " "));
+    const size_t begin = bytes.size() / 2 / kPage * kPage;
+    hashes.push_back(hash_words(std::as_bytes(std::span(said))));
+    hashes.push_back(hash_words(bytes.subspan(begin, std::min(kPage, bytes.size() - begin))));
+  }
+  return std::max<uint64_t>(1, hash_words(std::as_bytes(std::span(hashes))));
 }
 
 }  // namespace distca

@@ -87,6 +87,20 @@ TEST(hugging_face_weights, of_several_files) {
   EXPECT_THAT(fault(folder, small()), HasSubstr("lm_head.weight is in"));
 }
 
+TEST(hugging_face_weights, another_model_has_another_fingerprint) {
+  const TestFolder folder;
+  const auto fingerprint = [&](ScalarType type, char fill) {
+    std::vector<StoredTensor> tensors = tensors_of(small());
+    for (StoredTensor& tensor : tensors) tensor.type = type;
+    write_tensors(folder / "model.safetensors", tensors, fill);
+    return HuggingFaceWeights(folder, small()).fingerprint();
+  };
+  const uint64_t first = fingerprint(ScalarType::kFloat32, 1);
+  EXPECT_EQ(fingerprint(ScalarType::kFloat32, 1), first);
+  EXPECT_NE(fingerprint(ScalarType::kFloat32, 2), first);
+  EXPECT_NE(fingerprint(ScalarType::kBFloat16, 1), first);
+}
+
 TEST(hugging_face_weights, what_is_wrong_is_named) {
   const TestFolder folder;
   EXPECT_THAT(fault(folder, small()), HasSubstr("holds neither model.safetensors nor"));

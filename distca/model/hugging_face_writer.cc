@@ -21,7 +21,16 @@ namespace fs = std::filesystem;
 
 constexpr const char* kConfigJson = "config.json";
 
-/// Files that get their names together. Where one cannot, those that were not there before go.
+void remove_older(const fs::path& path) {
+  std::error_code code;
+  fs::remove(path, code);
+  DISTCA_THROW_IF(code, ErrorKind::kIo, "{}: older weights, which cannot be removed: {}",
+                  path.string(), code.message());
+}
+
+/// Files that get their names together. Readers find the others by the last one, so an older file
+/// of its name goes first: nobody reads new weights and older ones as one model, whenever this is
+/// interrupted. Where one gets no name, those that were not there before go.
 class FilesTogether {
  public:
   FilesTogether() = default;
@@ -41,10 +50,14 @@ class FilesTogether {
       DISTCA_THROW_IF(fs::is_directory(path, ignored), ErrorKind::kIo,
                       "{}: cannot be put in place: it is a folder", path.string());
     }
-    for (auto& [path, file] : files_) {
-      const bool is_new = !fs::exists(path, ignored);
+    for (const auto& [path, file] : files_) file->sync();
+    std::vector<bool> is_new;
+    for (const auto& [path, file] : files_) is_new.push_back(!fs::exists(path, ignored));
+    remove_older(files_.back().second->target());
+    for (size_t i = 0; i < files_.size(); ++i) {
+      auto& [path, file] = files_[i];
       file->commit();
-      if (is_new) new_.push_back(path);
+      if (is_new[i]) new_.push_back(path);
     }
     new_.clear();
   }
@@ -224,28 +237,34 @@ void HuggingFaceWriter::write_shard(size_t shard, const SafetensorsMetadata& met
 
 void HuggingFaceWriter::write(const Contents& contents, const Read& read) const {
   const MissingFolders missing(folder_);
-  const std::vector<fs::path> older = older_weights();
+  std::vector<fs::path> older = older_weights();
   FilesTogether files;
   std::vector<AtomicFile*> shards;
-  for (size_t shard = 0; shard < shards_.size(); ++shard) {
+  const auto add_shard = [&](size_t shard) {
     shards.push_back(&files.add(folder_ / shard_name(shard)));
     shards.back()->reserve(safetensors_bytes(tensors_of(shard), contents.metadata));
-  }
-  if (shards.size() > 1) files.add(folder_ / kWeightsIndex).write(index().dump(2) + "\n");
+  };
+  const bool has_index = shards_.size() > 1;
+  for (size_t shard = 0; has_index && shard < shards_.size(); ++shard) add_shard(shard);
   Json config = contents.config;
   config.erase("dtype");  // the newer of two names, which transformers 5 prefers
   config["torch_dtype"] = type_name();
   files.add(folder_ / kConfigJson).write(config.dump(2) + "\n");
   for (const auto& [name, text] : contents.beside) files.add(folder_ / name).write(text);
+  if (has_index) {
+    files.add(weights()).write(index().dump(2) + "\n");
+  } else {
+    add_shard(0);
+  }
   for (size_t shard = 0; shard < shards.size(); ++shard)
     write_shard(shard, contents.metadata, read, *shards[shard]);
+  // Older files by which readers find weights go before the new ones come, shards after that.
+  const auto first_shard = std::stable_partition(
+      older.begin(), older.end(),
+      [](const fs::path& path) { return !is_shard_name(path.filename().string()); });
+  std::for_each(older.begin(), first_shard, remove_older);
   files.commit();
-  for (const fs::path& path : older) {
-    std::error_code code;
-    fs::remove(path, code);
-    DISTCA_THROW_IF(code, ErrorKind::kIo, "{}: older weights, which cannot be removed: {}",
-                    path.string(), code.message());
-  }
+  std::for_each(first_shard, older.end(), remove_older);
 }
 
 }  // namespace distca

@@ -1,12 +1,18 @@
 #include "distca/model/hugging_face_writer.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <set>
+#include <thread>
 
+#include "distca/base/file.h"
 #include "distca/model/hugging_face.h"
 #include "distca/model/hugging_face_testing.h"
 
@@ -174,6 +180,43 @@ TEST(hugging_face_writer, older_weights_that_a_reader_would_take_go) {
   HuggingFaceWriter(folder, three(), {}).write({.config = Json::object()}, count);
   EXPECT_THAT(names(folder),
               ElementsAre("config.json", "model-00001-of-0000x.safetensors", "model.safetensors"));
+}
+
+/// The steps that the headers of a folder's shards say, by the index that stands there before and
+/// after they are read. Nothing without an index.
+std::set<std::string> steps_found(const fs::path& folder) {
+  const fs::path index = folder / "model.safetensors.index.json";
+  const FileDescriptor open_index(open(index.c_str(), O_RDONLY));  // its inode is not taken again
+  struct stat before {
+  }, after{};
+  if (open_index.get() < 0 || fstat(open_index.get(), &before) != 0) return {};
+  std::set<std::string> steps;
+  for (const char* shard : {kFirst, kSecond}) {
+    std::error_code ignored;
+    if (fs::exists(folder / shard, ignored))
+      steps.insert(read_safetensors_metadata(folder / shard).at("steps"));
+  }
+  const bool same = stat(index.c_str(), &after) == 0 && before.st_ino == after.st_ino;
+  return same ? steps : std::set<std::string>();
+}
+
+TEST(hugging_face_writer, no_moment_has_weights_of_two_models) {
+  const TestFolder folder;
+  const HuggingFaceWriter writer(folder, three(), {.max_shard_bytes = 56});
+  std::atomic<bool> done = false;
+  std::thread overwrites([&] {
+    for (int i = 0; i < 200; ++i)
+      writer.write({.config = Json::object(), .metadata = {{"steps", std::to_string(i)}}}, count);
+    done = true;
+  });
+  int64_t looks = 0;
+  while (!done) {
+    const std::set<std::string> steps = steps_found(folder);
+    EXPECT_LE(steps.size(), 1u) << "a mixture";
+    looks += std::ssize(steps);
+  }
+  overwrites.join();
+  EXPECT_GT(looks, 0);
 }
 
 TEST(hugging_face_writer, where_a_file_cannot_get_its_name_nothing_changes) {

@@ -35,8 +35,11 @@ constexpr std::array kNames = {kConfigToml, kMetrics, kWeights, kConfigJson};
 // Staged: whole, to be renamed.
 constexpr const char* kNewWeights = ".model.safetensors.new";
 constexpr const char* kNewConfigJson = ".config.json.new";
-// It says that the weights are those of a run before the one that holds the folder.
+// It says whose the weights are while a run holds the folder that has not saved its own.
 constexpr const char* kOlderWeights = ".older_weights";
+constexpr const char* kOfOtherRun = "of another run\n";
+constexpr const char* kGivenUp = "of steps that this run has given up\n";
+constexpr const char* kGoesOn = "of the step that this run goes on from\n";
 
 /// The status of a path itself, not of what it links to. Returns nothing if nothing is there.
 std::optional<struct stat> status_of(const fs::path& path) {
@@ -91,6 +94,12 @@ Error foreign(const fs::path& folder, const char* name, std::string_view why) {
                "{}: {}; it is left alone, with train.overwrite as well: name another "
                "train.output_dir",
                (folder / name).string(), why);
+}
+
+/// Returns the words of kOlderWeights in a folder, or "" if the weights are the run's own.
+std::string said_of_weights(const fs::path& folder) {
+  const fs::path mark = folder / kOlderWeights;
+  return status_of(mark) ? read_file(mark) : "";
 }
 
 /// Puts staged files in place, or away. Both are staged before the first is renamed, the weights
@@ -251,7 +260,12 @@ RunFolder::RunFolder(fs::path folder, const TakeFolder& how)
   finish_replacement(folder_);
   const FoundRun found = check_may_take(folder_, how);  // now that nobody else writes
   had_weights_ = found.has_weights;
-  weights_are_older_ = found.has_weights && found.steps != how_.goes_on_after;
+  if (had_weights_) {
+    const bool is_other = how.goes_on_after == 0 || said_of_weights(folder_) == kOfOtherRun;
+    said_of_weights_ = is_other                           ? kOfOtherRun
+                       : found.steps != how.goes_on_after ? kGivenUp
+                                                          : kGoesOn;
+  }
   if (how.goes_on_after == 0 && (had_weights_ || found.steps > 0)) {
     replaces_ = fmt::format("replacing the {}run in {} {}",
                             had_weights_ || found.has_checkpoints ? "" : "unfinished ",
@@ -307,7 +321,7 @@ void RunFolder::begin(const std::string& config_toml) {
   file.write(fmt::format("{}\n", kConfigTomlMark));
   file.write(config_toml);
   began_ = true;
-  if (weights_are_older_) write_file_atomically(folder_ / kOlderWeights, "");
+  if (had_weights_) write_file_atomically(folder_ / kOlderWeights, said_of_weights_);
   // In this order: who is killed in between goes on from a step that metrics.jsonl still has.
   set_aside_checkpoints(folder_, how_.goes_on_after);
   cut_metrics();
@@ -334,9 +348,12 @@ void RunFolder::cut_metrics() {
     throw os_error(metrics_path(), "cannot be written");
 }
 
+bool RunFolder::replaces_model() const { return said_of_weights_ == kOfOtherRun; }
+
 fs::path RunFolder::metrics_path() const { return folder_ / kMetrics; }
 
-void RunFolder::save(const std::function<void(AtomicFile&)>& write_weights) {
+void RunFolder::save(const std::function<void(AtomicFile&)>& write_weights,
+                     const std::function<void()>& write_others) {
   try {
     write_weights(*weights_);
     weights_->commit_as(folder_ / kNewWeights);
@@ -350,6 +367,7 @@ void RunFolder::save(const std::function<void(AtomicFile&)>& write_weights) {
                                                   checkpoints.back().step),
                 had_weights_ ? "; those of the run before are as they were" : "");
   }
+  write_others();
   finish_replacement(folder_);
   remove_set_aside(folder_);
 }
@@ -371,7 +389,8 @@ NewestWeights newest_weights(const fs::path& folder) {
   }
   const std::optional<int64_t> steps =
       has_file ? steps_of_weights(folder / kWeights) : std::nullopt;
-  const bool is_older = steps && fs::exists(folder / kOlderWeights, ignored);
+  const std::string said = said_of_weights(folder);
+  const bool is_older = steps && !said.empty() && said != kGoesOn;
   DISTCA_THROW_IF(
       is_older && own.empty(), ErrorKind::kCheckpoint,
       "{}: its weights are of a run before, and the present one has saved none yet: wait "

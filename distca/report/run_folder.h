@@ -78,10 +78,16 @@ class RunFolder {
   /// holds this run.
   void begin(const std::string& config_toml);
   std::filesystem::path metrics_path() const;
-  /// Replaces the weights and config.json. `write_weights` writes the weights. The text of
-  /// config.json is the one that reserve() was given. Call it once, after reserve(). Throws
-  /// Error(kIo), which says what is lost.
-  void save(const std::function<void(AtomicFile&)>& write_weights);
+  /// Returns true if save() replaces the weights of another run, also where a start before this one
+  /// has begun to.
+  bool replaces_model() const;
+  /// Replaces the weights and config.json. `write_weights` writes the weights, and `write_others`,
+  /// which does not throw, what belongs to them, once they are whole. The text of config.json is
+  /// the one that reserve() was given. Call it once, after reserve(). Throws Error(kIo), which says
+  /// what is lost.
+  void save(
+      const std::function<void(AtomicFile&)>& write_weights,
+      const std::function<void()>& write_others = [] {});
 
  private:
   void take_lock();
@@ -91,8 +97,8 @@ class RunFolder {
   TakeFolder how_;
   FileDescriptor lock_;  // destroyed after all that follows
   bool made_metrics_ = false, made_folder_ = false, began_ = false;
-  bool had_weights_ = false;        // true if the folder had weights of an older run
-  bool weights_are_older_ = false;  // and these are not of the step that this one goes on from
+  bool had_weights_ = false;     // true if the folder had weights of an older run
+  std::string said_of_weights_;  // then, what the folder says of them meanwhile
   std::string replaces_;
   std::optional<AtomicFile> weights_, config_json_;
 };

@@ -348,6 +348,27 @@ TEST_F(RunFolderTest, the_newest_weights_are_never_those_of_a_run_that_another_o
   EXPECT_EQ(newest(), Found("", 50)) << "its own weights of before";
 }
 
+TEST_F(RunFolderTest, a_folder_says_whose_its_weights_are_until_the_run_has_saved_its_own) {
+  const auto begun = [&](const TakeFolder& how) {
+    RunFolder folder(run(), how);
+    folder.begin("");
+    EXPECT_EQ(folder.replaces_model(), contents().at(".older_weights") == "of another run\n");
+    return contents().at(".older_weights");
+  };
+  make_run(30, true);
+  EXPECT_FALSE(contents().contains(".older_weights"));
+  EXPECT_EQ(begun({.goes_on_after = 30}), "of the step that this run goes on from\n");
+  EXPECT_EQ(begun({.goes_on_after = 20}), "of steps that this run has given up\n");
+  EXPECT_EQ(begun({.overwrite = true}), "of another run\n");
+  EXPECT_EQ(begun({.goes_on_after = 30}), "of another run\n") << "it goes on with the replacement";
+  RunFolder folder(run(), {.goes_on_after = 30});
+  folder.reserve(10, "config");
+  folder.begin("");
+  folder.save([](AtomicFile& file) { file.write("weights"); },
+              [&] { EXPECT_TRUE(contents().contains(".older_weights")); });
+  EXPECT_FALSE(contents().contains(".older_weights"));
+}
+
 TEST_F(RunFolderTest, weights_that_no_run_made_are_the_newest) {
   fs::create_directories(run());
   write("model.safetensors", safetensors(R"("format":"pt")"));

@@ -1,5 +1,7 @@
 #include "distca/report/run_output.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -79,17 +81,33 @@ void RunOutput::report(const StepMetrics& metrics, const ResolvedConfig& resolve
 
 void RunOutput::save_weights(const std::vector<at::Tensor>& weights, int64_t steps) {
   state_.begin_saving();
+  std::optional<Error> failed;  // the weights come first
   folder_.save(
-      [&](AtomicFile& file) { write_weights(file, config_.model, weights, metadata(steps)); });
+      [&](AtomicFile& file) { write_weights(file, config_.model, weights, metadata(steps)); },
+      [&] {
+        try {
+          save_beside();
+        } catch (const Error& error) {
+          failed = error;
+        }
+      });
   state_.saved();
+  if (failed) throw Error(*failed);
 }
 
 void RunOutput::save_beside() {
+  const bool may_replace = config_.train.overwrite || folder_.replaces_model();
+  std::vector<std::string> removed;
+  if (folder_.replaces_model()) removed = remove_other_tokenizer(config_.train.output_dir, beside_);
+  if (!removed.empty()) {
+    standard_error().line(fmt::format("{}: removed {}, which belonged to the run before",
+                                      config_.train.output_dir, fmt::join(removed, ", ")));
+  }
   for (const auto& [name, contents] : beside_) {
     const std::filesystem::path path = std::filesystem::path(config_.train.output_dir) / name;
     std::error_code ignored;  // if the look fails, writing fails, too, and says why
     const bool there = std::filesystem::exists(path, ignored);
-    if (!there || config_.train.overwrite) {
+    if (!there || may_replace) {
       write_file_atomically(path, contents);
     } else if (read_file(path) != contents) {
       standard_error().line(

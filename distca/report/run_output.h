@@ -6,7 +6,6 @@
 //     output.begin(text);
 //     output.report(metrics, resolved);        // after every step
 //     output.save_weights(model, steps);       // at the end
-//     output.save_beside();
 //     output.end(summary_text(config, data, summary));
 //
 // Thread rule: one thread, of rank 0 alone.
@@ -39,16 +38,17 @@ class RunOutput {
   void begin(const std::string& text);
   /// After every step: its line for machines and, now and then, one for people.
   void report(const StepMetrics& metrics, const ResolvedConfig& resolved);
-  /// Replaces the weights that the folder holds by those after so many steps. Throws Error(kIo).
+  /// Replaces the weights that the folder holds by those after so many steps, with the files that
+  /// go next to them. Of those, one that is there with other contents stays, and a warning says so,
+  /// unless train.overwrite is set or the weights of another run are replaced, whose tokenizer
+  /// goes. Throws Error(kIo), once the weights are saved if the others cannot be.
   void save_weights(const std::vector<at::Tensor>& weights, int64_t steps);
-  /// Writes the files that go next to the weights. One that is there with other contents stays, and
-  /// a warning says so, unless train.overwrite is set. Throws Error(kIo).
-  void save_beside();
   /// Brings metrics.jsonl to disk. Returns how many of its lines could not be written.
   int64_t finish_metrics() { return metrics_->finish(); }
   void end(const std::string& text) { progress_->end(text); }
 
  private:
+  void save_beside();
   void say_redispatched(int64_t step);
   void say_bad_tokens(const StepMetrics& metrics);
 

@@ -26,8 +26,9 @@ class AgreedPlans {
   }
 
   /// The next batch, which is of this kind (CHECK), as PlanAhead gives it, with what only all ranks
-  /// together know of it. Nothing if a rank has failed: then failure() says why, on all ranks.
-  std::optional<PlannedBatch> next(ProgramRequest::Kind kind, Speeds speeds);
+  /// together know of it. Nothing if a rank has failed: then failure() says why, on all ranks. Also
+  /// nothing if a rank gives the `stop_signal` by which it was asked to stop: then all know it.
+  std::optional<PlannedBatch> next(ProgramRequest::Kind kind, Speeds speeds, int stop_signal = 0);
 
   /// Forgets what is planned and was not given out. `change` decides what comes in its place; it is
   /// called while nobody plans.
@@ -36,11 +37,14 @@ class AgreedPlans {
   /// This rank has failed in something else, which next() reports to the others.
   void fail(const Error& error) { failure_ = error; }
   const std::optional<Error>& failure() const { return failure_; }
+  /// The signal of any rank in the last next(), or 0.
+  int stop_signal() const { return stop_signal_; }
 
  private:
   Communicator& comm_;
   PlanAhead::PlanNext plan_next_;
   std::optional<Error> failure_;
+  int stop_signal_ = 0;
   std::optional<PlanAhead> ahead_;  // last: its thread may use what the caller gave
 };
 

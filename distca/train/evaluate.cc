@@ -28,15 +28,19 @@ std::unique_ptr<const CheckpointReader> read_weights(const Config& config,
                                                      const std::filesystem::path& checkpoint,
                                                      const Llama* model, Communicator& comm) {
   std::unique_ptr<const CheckpointReader> reader;
+  uint64_t fingerprint = 0;
   do_long_work(comm, config.comm.timeout_s, "reading the weights", [&] {
     if (!checkpoint.empty()) reader = std::make_unique<CheckpointReader>(checkpoint);
     if (!model) return;
     if (reader) {
       load_weights(*reader, *model);
     } else {
-      load_weights(HuggingFaceWeights(config.model_from, config.model), *model);
+      const HuggingFaceWeights weights(config.model_from, config.model);
+      load_weights(weights, *model);
+      fingerprint = weights.fingerprint();
     }
   });
+  check_same_folder(comm, config, fingerprint);
   return reader;
 }
 

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "distca/base/text.h"
+
 namespace distca {
 
 Error diverged(const Config& config, std::string_view what, std::string_view saved) {
@@ -25,6 +27,13 @@ Error bad_step(const Config& config, int64_t step, const StepOutcome& outcome, i
   return Error(ErrorKind::kTraining, "step {}: {}; {}{}{}", step, outcome.describe(), advice,
                num_skipped == 0 ? "" : fmt::format("; {} steps in a row were skipped", num_skipped),
                saved);
+}
+
+void check_last_update(const std::vector<at::Tensor>& weights, const Config& config) {
+  if (const int64_t bad = num_not_finite(weights); bad > 0) {
+    throw diverged(config,
+                   fmt::format("the last update left {} weights that are", with_thousands(bad)));
+  }
 }
 
 void check_same_start(const OtherRanks& others, const RunGrid& run, bool resumed) {

@@ -18,6 +18,9 @@ namespace distca {
 /// `what` is not finite, and what to do. `saved` is what is to be said about the state.
 Error diverged(const Config& config, std::string_view what, std::string_view saved = "");
 
+/// Throws if the trained weights are not finite: no step has looked at what the last update made.
+void check_last_update(const std::vector<at::Tensor>& weights, const Config& config);
+
 /// A bad step ends the run. `num_skipped` steps in a row before it were skipped; `all_bad`: this
 /// start went on from a checkpoint, and none of its steps was good; `saved` is what is to be said
 /// about the state before it.

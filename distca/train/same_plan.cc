@@ -36,6 +36,7 @@ PlanWord compare_plans(Communicator& comm, const PlanWord& mine, std::optional<E
                  comm.rank(), mine.hash);
     sum.bad_tokens += word.bad_tokens;
     sum.targets_left_out += word.targets_left_out;
+    sum.stop_signal = std::max(sum.stop_signal, word.stop_signal);
   }
   return sum;
 }

@@ -16,9 +16,11 @@ namespace distca {
 struct PlanWord {
   uint64_t hash = 0;  // hash of the plans
   int64_t bad_tokens = 0, targets_left_out = 0;
+  int64_t stop_signal = 0;  // by which the rank was asked to stop, or 0
 };
 
-/// Exchanges the words of all ranks, which call it together. Returns the sums of the counts. It is
+/// Exchanges the words of all ranks, which call it together. Returns the sums of the counts and the
+/// largest signal, which is 0 if there is a failure. It is
 /// a CHECK that all have the same hash. If a rank has a `failure` in place of a plan, all get the
 /// failure of the first such rank instead.
 PlanWord compare_plans(Communicator& comm, const PlanWord& mine, std::optional<Error>* failure);

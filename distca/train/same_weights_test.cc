@@ -11,6 +11,7 @@
 #include "distca/batch/test_folder.h"
 #include "distca/comm/thread_group.h"
 #include "distca/model/weight_table.h"
+#include "distca/train/start_weights.h"
 #include "distca/train/trainer.h"
 
 namespace distca {
@@ -41,6 +42,28 @@ TEST(same_weights, ranks_that_differ_in_a_bit_are_named_on_all) {
     EXPECT_THAT(others.replicas, ElementsAre(1, 3));
     EXPECT_THAT(others.copies, IsEmpty());
   });
+}
+
+TEST(same_weights, ranks_that_read_other_models_are_named_on_all_whatever_they_read_of_them) {
+  Config config;
+  config.model_from = "model";
+  const auto fault = [&](std::vector<uint64_t> fingerprints) {
+    std::string text;
+    run_ranks(3, {.timeout_s = 300}, [&](Communicator& comm) {
+      try {
+        check_same_folder(comm, config, fingerprints[comm.rank()]);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.exit_code(), 2);
+        if (comm.rank() == 2) text = error.what();
+      }
+    });
+    return text;
+  };
+  EXPECT_EQ(fault({0, 0, 0}), "");
+  EXPECT_EQ(fault({5, 5, 0}), "") << "the last is a dedicated server";
+  EXPECT_EQ(fault({0, 5, 7}),
+            "rank 2 reads other weights from model.from = model than rank 1: give all ranks the "
+            "same files");
 }
 
 TEST(same_weights, in_a_pipeline_each_rank_is_compared_with_the_first_of_its_stage) {

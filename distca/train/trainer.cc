@@ -9,7 +9,6 @@
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/stop_signals.h"
-#include "distca/base/text.h"
 #include "distca/batch/data_blend.h"
 #include "distca/checkpoint/reader.h"
 #include "distca/comm/collectives.h"
@@ -95,7 +94,8 @@ class Trainer {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
       // Also after a skipped step: the validation batches are planned already.
-      const bool evaluated = ends_badly() || !batches_.evaluates(step) || evaluate(&metrics);
+      const bool evaluates = !ends_badly() && stop_signal_ == 0 && batches_.evaluates(step);
+      const bool evaluated = !evaluates || evaluate(&metrics);
       report(metrics);
       if (!evaluated) end_for_input(step);
       if (ends_badly()) end_badly(step);
@@ -173,15 +173,16 @@ class Trainer {
   }
 
   Speeds speeds_at(int64_t step) const { return meter_ ? meter_->speeds_at(step) : Speeds{}; }
-
+  bool skips() const { return config_.train.bad_step == Config::Train::BadStep::kSkip; }
   /// Returns true if the run ends after this step because train.exit_duration_in_mins is over.
   bool ends_early() const { return batches_.last_step() < config_.train.steps; }
 
   /// While `step` runs, or validation batches after it, what is planned is a batch of the next step
   /// or a validation one: with the next step's speeds, whether this step's times are known or not.
-  std::optional<PlannedBatch> next_planned(int64_t step, ProgramRequest::Kind kind) {
+  std::optional<PlannedBatch> next_planned(int64_t step, ProgramRequest::Kind kind,
+                                           int stop_signal = 0) {
     const double begin_s = steady_seconds();
-    std::optional<PlannedBatch> planned = plans_->next(kind, speeds_at(step + 1));
+    std::optional<PlannedBatch> planned = plans_->next(kind, speeds_at(step + 1), stop_signal);
     tracer_.waited("plan", begin_s);
     return planned;
   }
@@ -204,7 +205,6 @@ class Trainer {
     }
   }
 
-  bool skips() const { return config_.train.bad_step == Config::Train::BadStep::kSkip; }
   /// Returns true if the step ends the run and has not reached the weights, alike on all ranks.
   bool ends_badly() const {
     return !outcome_.good() && !(skips() && skipped_in_row_ <= config_.train.max_skipped_steps);
@@ -247,6 +247,9 @@ class Trainer {
   bool saves_after(int64_t step) const {
     return stop_signal_ != 0 || ends_early() || saver_->is_due(step);
   }
+  bool saves_beside(int64_t step) const {
+    return config_.checkpoint.async && stop_signal_ == 0 && step != batches_.last_step();
+  }
 
   /// Starts to save the present state, after `step`. With `beside`, training goes on meanwhile.
   void begin_save(int64_t step, int64_t skipped_in_row, bool beside, bool before_bad_step) {
@@ -254,12 +257,10 @@ class Trainer {
                     {"skipped_in_row", skipped_in_row},
                     {"data", batches_.state_after(step)}};
     if (meter_) trainer["speed_meter"] = meter_->state();
+    const double begin_s = steady_seconds();
     saver_->begin(step, std::move(trainer), weights_ ? &weights_->optimizer : nullptr, beside,
                   before_bad_step);
-  }
-
-  bool saves_beside(int64_t step) const {
-    return config_.checkpoint.async && stop_signal_ == 0 && step != batches_.last_step();
+    tracer_.waited("checkpoint", begin_s);
   }
 
   TrainEnd stopped(int64_t step) {
@@ -309,11 +310,8 @@ class Trainer {
     metrics.grad_norm = result.sum.norm;
     metrics.step_s = watch.seconds();  // until it is known whether the step's state is saved
     share(result, planned, &metrics);
-    if (!ends_badly() && saves_after(step)) {
-      const double begin_s = steady_seconds();
+    if (!ends_badly() && saves_after(step))
       begin_save(step, skipped_in_row_, saves_beside(step), skipped_in_row_ > 0);
-      tracer_.waited("checkpoint", begin_s);
-    }
     metrics.checkpoint = saver_->figures();
     metrics.step_s = watch.seconds();
     tracer_.end_step();
@@ -367,12 +365,20 @@ class Trainer {
     if (output_) state_.checkpoint_complete(saver_->last_complete());
   }
 
-  /// Returns false if a batch cannot be had.
+  /// Returns false if a batch cannot be had. A signal ends it, and what is not saved yet is saved.
   bool evaluate(StepMetrics* metrics) {
     const Stopwatch watch;
-    const auto next = [&] { return next_planned(metrics->step, ProgramRequest::Kind::kEvaluate); };
+    const auto next = [&, may_stop = metrics->step >= first_step_] {  // else the run ends anyway
+      const int stop_signal = may_stop ? state_.stop_requested() : 0;
+      return next_planned(metrics->step, ProgramRequest::Kind::kEvaluate, stop_signal);
+    };
     const auto losses = distca::evaluate(step_, batches_.num_validation(), next, comm_);
-    if (!losses) return false;
+    if (plans_->stop_signal() != 0) {
+      if (!saves_after(metrics->step))
+        begin_save(metrics->step, skipped_in_row_, /*beside=*/false, skipped_in_row_ > 0);
+      stop_signal_ = plans_->stop_signal();
+    }
+    if (!losses) return stop_signal_ != 0;
     metrics->validation_loss = losses->mean();
     metrics->validation_by_position = losses->bands();
     exit_time_.evaluated(watch.seconds());
@@ -380,19 +386,13 @@ class Trainer {
   }
 
   void save() {
-    // No step has looked at what the last update made.
-    if (const int64_t bad = num_not_finite(trained_); bad > 0) {
-      throw diverged(config_,
-                     fmt::format("the last update left {} weights that are", with_thousands(bad)));
-    }
+    check_last_update(trained_, config_);
     output_->save_weights(trained_, batches_.last_step());
-    output_->save_beside();
     summary_.trace = tracer_.write({resolved_.kernel, resolved_.kernel_passed_over});
     summary_.metrics_missing = output_->finish_metrics();
     summary_.last_step = batches_.last_step();
     output_->end(summary_text(config_, data_, summary_));
-    // The others have ended well and did not wait for this.
-    check_same_end(drifted_, run_, config_);
+    check_same_end(drifted_, run_, config_);  // the others have ended well already
   }
 
   MemoryMeter memory_;  // first: it counts what the others make

@@ -1,4 +1,4 @@
-"""FSDP2 (torch.distributed.fsdp.fully_shard) under ping-pong: one gathering of a layer serves all bodies.
+"""FSDP2 (torch.distributed.fsdp.fully_shard) under ping-pong: one gathering of a layer serves all bodies. FSDP1 is refused.
 
 FSDP2 reshards a layer when a forward leaves it, and by then another body may be within. It also registers the end of a
 layer's backward for every forward of it, and the first one to end reshards the layer under the others.
@@ -9,6 +9,7 @@ import sys
 import torch
 
 _STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+_FSDP1 = "torch.distributed.fsdp._flat_param"
 
 
 def _groups():
@@ -32,11 +33,20 @@ class SharedLayers:
 
     def __init__(self, bodies, running):
         self._bodies, self._running = bodies, running
-        self._layers = []
+        self._layers, self._handle = [], None
 
     def __enter__(self):
         self._layers = [_Layer(group, self._bodies, self._running) for group in _groups()]
+        if len(self._bodies) > 1 and _FSDP1 in sys.modules:
+            self._handle = sys.modules[_FSDP1].FlatParamHandle
+            self._reshard, self._handle.reshard = self._handle.reshard, self._refuse_fsdp1
         return self
+
+    @staticmethod
+    def _refuse_fsdp1(handle, frees):
+        if frees:
+            raise ValueError("FSDP1 frees a layer's weights while another nano-batch or body is within: FSDP2 (fsdp_version 2, "
+                             "fully_shard), sharding strategy SHARD_GRAD_OP, or nano_batches=1")
 
     def left_by(self, body):
         """The body has ended: it comes to no layer any more."""
@@ -46,6 +56,8 @@ class SharedLayers:
     def __exit__(self, *_):
         for layer in self._layers:
             layer.give_back()
+        if self._handle is not None:
+            self._handle.reshard = self._reshard
 
 
 class _Layer:

@@ -6,7 +6,7 @@ import torch
 import transformers.trainer
 from accelerate.utils import DistributedType
 
-from distca._deal import DEALT
+from distca._deal import DEALT, IGNORED
 from distca._served import refuse
 from distca._shard import Planned, Steps, check_accelerate, steps
 from distca._transformers_shard import check_taken, own_loss_of
@@ -85,9 +85,8 @@ def shard_trainer(trainer, dealer, of_evaluation, attached):
         found = loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
         if dealt is not None:
             check_taken(dealt, model)
-            counts = getattr(trainer.state, "tokens", None)  # of Axolotl, which counts the labels
-            if counts and "trainable" in counts and dealt is not of_evaluation.under_way:
-                counts["trainable"] += dealt.targets
+            if dealt is not of_evaluation.under_way:
+                _count_targets(trainer, dealt, inputs)
         return found
 
     trainer.compute_loss = compute_loss
@@ -95,6 +94,15 @@ def shard_trainer(trainer, dealer, of_evaluation, attached):
     trainer.get_eval_dataloader, trainer.get_batch_samples = get_eval_dataloader, get_batch_samples
     if not hasattr(transformers.trainer.skip_first_batches, "distca"):
         transformers.trainer.skip_first_batches = _skipping(transformers.trainer.skip_first_batches)
+
+
+def _count_targets(trainer, dealt, inputs):
+    """What Axolotl's trainer finds no labels of: its own count of this rank (0.21 on), or that of all ranks in the state."""
+    counts, own = getattr(trainer.state, "tokens", None), getattr(trainer, "_tkps_trainable_acc", None)
+    if own is not None:
+        own += (inputs["shift_labels"] != IGNORED).sum()
+    elif counts and "trainable" in counts:
+        counts["trainable"] += dealt.targets
 
 
 def _skipping(skip_first_batches):

@@ -26,6 +26,7 @@ Errors. ValueError, in one line and before anything is sent, names what is not s
 
 import contextvars
 import copy
+import sys
 from dataclasses import dataclass, fields, is_dataclass
 from weakref import WeakKeyDictionary
 
@@ -56,18 +57,22 @@ _RECOMPUTES = "Megatron recomputes it by reentrant checkpointing, which sends no
 def use(spec):
     """A copy of a layer's spec, of a list of them, or of a block's submodules, whose core attention is `CoreAttention`.
 
-    The given spec stays as it is. Raises ValueError if it has no core attention, or one that is more than a class.
+    The given spec stays as it is, and so does a core attention with parts of its own (DSA's) beside others: 0.19's stack of
+    hybrid models has it for layers that few models have. Raises ValueError if there is no other core attention.
     """
-    made, found = _replaced(spec)
-    if not found:
-        raise ValueError(f"{type(spec).__name__} has no core_attention: give the spec of a layer or of a block")
+    others = []
+    made, found = _replaced(spec, others)
+    refuse(
+        (not found and bool(others), f"core_attention of the spec is {others[0] if others else ''} with parts of its own: another model"),
+        (not found, f"{type(spec).__name__} has no core_attention: give the spec of a layer or of a block"),
+    )
     return made
 
 
-def _replaced(part):
-    """(a copy of this part of a spec, the number of core attentions in it)."""
+def _replaced(part, others):
+    """(a copy of this part of a spec, the number of core attentions in it). others: gets the names of those that stay."""
     if isinstance(part, (list, tuple)):
-        made, found = zip(*(_replaced(one) for one in part)) if part else ((), ())
+        made, found = zip(*(_replaced(one, others) for one in part)) if part else ((), ())
         return type(part)(made), sum(found)
     if isinstance(part, type) or not is_dataclass(part):
         return part, 0
@@ -76,11 +81,12 @@ def _replaced(part):
         old = getattr(part, name)
         if name == "core_attention":
             if isinstance(old, ModuleSpec) and old.submodules is not None:
-                kind = getattr(old.module, "__name__", old.module)
-                raise ValueError(f"core_attention of the spec is {kind} with parts of its own: another model")
-            new, found = CoreAttention, 1
+                others.append(getattr(old.module, "__name__", old.module))
+                new, found = old, 0
+            else:
+                new, found = CoreAttention, 1
         else:
-            new, found = _replaced(old)
+            new, found = _replaced(old, others)
         setattr(made, name, new)
         total += found
     return made, total
@@ -89,6 +95,8 @@ def _replaced(part):
 def _check_config(config):
     granularity, dropout, cp = config.recompute_granularity, config.attention_dropout, config.context_parallel_size
     layout = getattr(config, "attention_cp_layout", "zigzag")  # 0.19 and older ones know no other
+    arguments = getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None)
+    cuts_rows = getattr(arguments, "dataloader_inter_document_masking", False) and not getattr(arguments, "sft", False)
     offloads = config.fine_grained_activation_offloading and "core_attn" in config.offload_modules
     refuse(
         (dropout != 0,
@@ -98,6 +106,8 @@ def _check_config(config):
         (cp > 1 and config.mtp_num_layers,
          f"mtp_num_layers = {config.mtp_num_layers} with context_parallel_size = {cp} is not served: it shifts tokens across "
          "the parts of a document"),
+        (cp > 1 and cuts_rows, f"--dataloader-inter-document-masking with context_parallel_size = {cp} is not served: Megatron's "
+                               "scripts cut packed rows whole then, not each document"),
         (cp > 1 and layout != "zigzag", f"attention_cp_layout = {layout!r}: 'zigzag'"),
         (config.fp16, "fp16 = True: float16 is not served, but bfloat16 and float32 are"),
         (config.fp8, f"fp8 = {config.fp8!r}: fp8 is not served"),
@@ -231,6 +241,11 @@ def _is_room(cu_seqlens, padded, tokens):
     return torch.arange(tokens, device=padded.device) - places >= lengths
 
 
+def _is_same(was, x):
+    """Whether they are of one memory or, where a tensor was made again, have the same numbers."""
+    return was.shape == x.shape and (was.data_ptr() == x.data_ptr() or torch.equal(was, x))
+
+
 class _Kept(torch.autograd.Function):
     """O of a call that is there, as a function of inputs that Megatron has made again."""
 
@@ -294,7 +309,7 @@ class CoreAttention(MegatronModule):
             raise ValueError(f"attention under tensor_parallel.checkpoint is not served: {_RECOMPUTES}")
         if not any(x.requires_grad for x in inputs):
             return self._forward(*inputs, attention_mask, **given)
-        kept = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
+        kept = [x.detach().requires_grad_() for x in inputs]  # MLA pads V within what is checkpointed: it seems to need none
         with torch.enable_grad():
             o = self._forward(*kept, attention_mask, **given)
         _kept.setdefault(self, WeakIdKeyDictionary())[query] = kept, o
@@ -303,7 +318,7 @@ class CoreAttention(MegatronModule):
     def _again(self, query, key, value):
         """O of these inputs, which Megatron's checkpointing has computed before."""
         for kept in _kept.get(self, {}).values():
-            if all(was.data_ptr() == x.data_ptr() and was.shape == x.shape for was, x in zip(kept[0], (query, key, value))):
+            if kept[0][0].data_ptr() == query.data_ptr() and all(map(_is_same, kept[0], (query, key, value))):
                 return _Kept.apply(kept, query, key, value)
         raise ValueError(f"attention under tensor_parallel.checkpoint is not served: {_RECOMPUTES}")
 

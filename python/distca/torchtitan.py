@@ -20,6 +20,7 @@ line may change, before the Trainer is made. What a loader gives is refused on a
 
 import copy
 import functools
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 
@@ -133,6 +134,9 @@ class Attention(VarlenAttention):
         return o.unflatten(0, q_BLNH.shape[:2]).to(q_BLNH.dtype)
 
 
+_ROWS = 32  # quantized linears (Float8, MXFP8) take rows in multiples of it
+
+
 class _Filled(Dealer):
     """Deals steps and fills up each rank's rows to a multiple, at least one."""
 
@@ -167,7 +171,7 @@ class Trainer(stock.Trainer):
         of = config.model_spec.model.layers[0].attention
         head_dim = of.head_dim or of.dim // of.n_heads
         shape = Shape(of.n_heads, of.n_kv_heads or of.n_heads, head_dim + -head_dim % 8)
-        self.dealer = _Filled(shape, config.at_once, getattr(config.loss, "num_chunks", 1))
+        self.dealer = _Filled(shape, config.at_once, math.lcm(getattr(config.loss, "num_chunks", 1), _ROWS))
         self.gradient_accumulation_steps *= self.dealer.ranks // self.dealer.at_once
 
     def batch_generator(self, data_iterable):

@@ -67,6 +67,18 @@ def test_fp8_and_fp4_are_refused():
                                           attention_type="self", pg_collection=types.SimpleNamespace(dp=object()))
 
 
+def test_packed_rows_that_scripts_cut_whole_are_refused(monkeypatch):
+    arguments = types.SimpleNamespace(dataloader_inter_document_masking=True, sft=False)
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", types.SimpleNamespace(_GLOBAL_ARGS=arguments))
+    config = megatron.config_of(torch.float64)
+    distca.megatron._check_config(config)
+    config.context_parallel_size = 2
+    with pytest.raises(ValueError, match="^--dataloader-inter-document-masking with context_parallel_size = 2 is not served"):
+        distca.megatron._check_config(config)
+    arguments.sft = True  # cuts each document
+    distca.megatron._check_config(config)
+
+
 def test_cuda_graphs_are_refused():
     config = megatron.config_of(torch.float64)
     config.cuda_graph_impl = "local"
@@ -178,6 +190,18 @@ def test_recomputation_by_hand(monkeypatch):
     with pytest.raises(ValueError, match="attention under tensor_parallel.checkpoint is not served"):
         tensor_parallel.checkpoint(lambda q, k, v: core(2 * q, k, v, None), False, *heads(7, 1, 2, 8))
     tensor_parallel.random._unset_checkpointing()
+    # Multi-latent attention of 0.19 pads V of packed documents within what is checkpointed.
+    core.recomputes = True
+    (query, key, _), (_, _, value) = heads(7, 2, 24), heads(7, 2, 16)
+
+    def padded(query, key, value):
+        return core(query, key, torch.nn.functional.pad(value, [0, 8]), None, packed_seq_params=packed())
+
+    o, weights = padded(query, key, value), torch.randn(7, 48, dtype=torch.float64)
+    want = torch.autograd.grad((o * weights).sum(), (query, key, value))
+    again = tensor_parallel.checkpoint(padded, False, query, key, value)
+    (again * weights).sum().backward()
+    assert torch.equal(again, o) and all(torch.equal(x.grad, wanted) for x, wanted in zip((query, key, value), want))
     with pytest.raises(ValueError, match="attention under torch.utils.checkpoint needs packed_seq_params"):
         checkpoint(lambda *qkv: core(*qkv, None), *heads(7, 1, 2, 8), use_reentrant=False)
 
@@ -215,6 +239,9 @@ def test_a_spec_is_copied():
     given.submodules.self_attention.submodules.core_attention = ModuleSpec(module=torch.nn.Linear, submodules=object())
     with pytest.raises(ValueError, match="core_attention of the spec is Linear with parts of its own"):
         distca.megatron.use(given)
+    stack = distca.megatron.use([get_gpt_layer_local_spec(), given])  # few models have the second of its kinds of layers
+    assert stack[0].submodules.self_attention.submodules.core_attention is distca.megatron.CoreAttention
+    assert stack[1].submodules.self_attention.submodules.core_attention.module is torch.nn.Linear
 
 
 @pytest.mark.parametrize("window", [None, (3, 0)], ids=str)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from attention_model import Model, balanced, gradients, sdpa, worst
 from test_attention_states import WRAPS
 from test_ping_pong import LAYERS, gradients_of, nano_batches, one_by_one
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.tensor import DTensor
 
@@ -99,6 +99,32 @@ def test_fsdp2_gathers_no_more_than_for_one_forward(two_ranks, reshards, wrap):
         assert difference < 1e-10
         assert counts["foreach_all_gather"] <= alone["foreach_all_gather"]
         assert counts["foreach_reduce"] == alone["foreach_reduce"] == LAYERS + 2
+
+
+def sharded_by_fsdp1(strategy):
+    """The gradients of ping-pong and, before and after it, those of one forward after the other."""
+    batches = nano_batches(2, dist.get_rank())
+    model, found = Headed(balanced), []
+    shard = functools.partial(FullyShardedDataParallel, sharding_strategy=ShardingStrategy[strategy], use_orig_params=True,
+                              device_id=torch.device("cpu"))
+    model.model.layers = torch.nn.ModuleList([shard(layer) for layer in model.model.layers])
+    model = shard(model)
+    for run in (one_by_one, ours.ping_pong, one_by_one):
+        model.zero_grad()
+        try:
+            sum(run(*[functools.partial(model, *batch) for batch in batches])).backward()
+            found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])  # of its shards alone
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def test_fsdp1_is_served_where_it_keeps_what_it_has_gathered(two_ranks):
+    for found in two_ranks.run(sharded_by_fsdp1, "SHARD_GRAD_OP"):
+        assert worst(found[1], found[0]) < 1e-10
+    for before, refused, after in two_ranks.run(sharded_by_fsdp1, "FULL_SHARD"):
+        assert refused.startswith("FSDP1 frees a layer's weights while another nano-batch or body is within: FSDP2")
+        assert worst(after, before) < 1e-10
 
 
 def one_half_without_gradients(first_trains):

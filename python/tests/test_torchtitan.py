@@ -104,15 +104,15 @@ def test_a_step_is_that_of_one_process(one, two, model, window, chunks, at_once,
         share, worst = compared(found, want)
         assert share <= 1, (share, worst)
         assert forwards == steps * layers * passes and len(seen) == steps * passes
-        assert all(rows % max(chunks, 1) == 0 for _, rows in seen)
-    check_cuts(answers, titan.TOKENS * (at_once or 2), max(chunks, 1))
+        assert all(rows % 32 == 0 == rows % max(chunks, 1) for _, rows in seen)  # quantized linears take multiples of 32
+    check_cuts(answers, titan.TOKENS * (at_once or 2), 32 * max(chunks, 1))
 
 
-def check_cuts(answers, tokens, chunks):
+def check_cuts(answers, tokens, multiple):
     """Rows are dealt evenly, and documents are cut over ranks."""
     cut = 0
     for (here, rows), (there, others) in zip(*(seen for _, seen, *_ in answers)):
-        assert tokens <= rows + others < tokens + 2 * chunks and abs(rows - others) <= 128 + chunks
+        assert tokens <= rows + others < tokens + 2 * multiple and abs(rows - others) <= 128 + multiple
         documents = [{document for document, *_ in pieces} for pieces in (here, there)]
         cut += len(documents[0] & documents[1])
     assert cut > 0 and sum(sent for *_, sent in answers) > 0

@@ -30,6 +30,7 @@ import torchtitan.trainer as stock  # noqa: E402
 from attention_model import distance, sdpa  # noqa: E402
 from torch.distributed.fsdp import FSDPModule  # noqa: E402
 from torch.distributed.tensor import DTensor, distribute_tensor  # noqa: E402
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: E402
 from torchtitan.components.checkpointer import CheckpointManager  # noqa: E402
 from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss  # noqa: E402
@@ -170,6 +171,7 @@ def with_sdpa(config):
 def built(config):
     """Its Trainer, in this process, with weights that depend on nothing: DTensor's own depend on how they are cut."""
     os.environ.setdefault("LOCAL_RANK", "0")
+    _clear_sharding_prop_cache()  # else PyTorch 2.15 finds the mesh of a Trainer before
     try:
         trainer = config.build()
     finally:
