@@ -28,7 +28,10 @@ double own_seconds(const Search& search, const StepArguments& asked, const OwnSt
   of_step.step = of.step;
   try {
     return simulate_step(own, asked_step(own, of_step).batch, search.gpus, search.machine,
-                         {.sensitivities = false, .plain_packing = false, .threads = 2})
+                         {.sensitivities = false,
+                          .plain_packing = false,
+                          .is_first_step = of.step == 1,
+                          .threads = 2})
         .seconds;
   } catch (const Error&) {  // its cap is below a document that is whole there, mostly
     return 0;

@@ -143,7 +143,6 @@ void prepare_bytes(const PrepareOptions& options, std::span<const std::filesyste
     FileProgress progress(static_cast<int64_t>(files.paths.size()));
     corpus = write_byte_dataset(files.paths, out, [&](int64_t done) { progress.show(done); });
   }
-  remove_tokenizer(out);  // an older data set may have left one
   save_tokenizer(out,
                  {.vocab_size = kByteIds,
                   .documents = corpus.documents,
@@ -155,20 +154,29 @@ void prepare_bytes(const PrepareOptions& options, std::span<const std::filesyste
              with_thousands(corpus.binary), with_thousands(files.links));
 }
 
-/// The files of --jsonl, in the order in which they are given; a folder stands for those in it.
-std::vector<std::filesystem::path> json_lines_files(const PrepareOptions& options,
-                                                    std::span<const std::filesystem::path> made) {
+/// The files of --jsonl, in the order in which they are given, each once; a folder stands for those
+/// in it.
+TextFiles json_lines_files(const PrepareOptions& options,
+                           std::span<const std::filesystem::path> made) {
   constexpr std::array kEndings = {".jsonl",    ".jsonl.gz",  ".jsonl.bz2",
                                    ".jsonl.xz", ".jsonl.zst", ".ndjson"};
-  std::vector<std::filesystem::path> files;
+  TextFiles found;
+  std::vector<std::filesystem::path>& files = found.paths;
   for (const std::filesystem::path& given : options.jsonl) {
     std::error_code absent;
-    if (!std::filesystem::is_directory(given, absent)) {
+    const bool is_folder = std::filesystem::is_directory(given, absent);
+    if (!is_folder && !std::filesystem::exists(given, absent)) {  // the reader says so
+      files.push_back(given);
+      continue;
+    }
+    const TextFiles in_it = find_text_files({given}, options.filter, made);
+    found.links += in_it.links;
+    if (!is_folder) {
       files.push_back(given);
       continue;
     }
     const size_t before = files.size();
-    for (const std::filesystem::path& file : find_text_files({given}, options.filter, made).paths) {
+    for (const std::filesystem::path& file : in_it.paths) {
       const bool is_named = options.filter.glob != TextFilter().glob;
       if (is_named || std::ranges::any_of(kEndings, [&](const char* ending) {
             return file.native().ends_with(ending);
@@ -178,7 +186,19 @@ std::vector<std::filesystem::path> json_lines_files(const PrepareOptions& option
     DISTCA_THROW_IF(files.size() == before, ErrorKind::kData,
                     "{}: no file in it is called *.jsonl; --glob names others", given.string());
   }
-  return files;
+  keep_each_file_once(files);
+  return found;
+}
+
+/// Throws Error(kUsage) if PREFIX.json is a file of somebody else's, which --overwrite is not
+/// about.
+void check_record(const std::filesystem::path& file) {
+  std::error_code absent;
+  if (!std::filesystem::exists(file, absent)) return;
+  const Json json = Json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  DISTCA_THROW_IF(!json.is_object() || !json.contains("vocab_size"), ErrorKind::kUsage,
+                  "{}: no data set made this file, so it is not replaced: choose another --out",
+                  file.string());
 }
 
 void prepare(const PrepareOptions& options) {
@@ -194,14 +214,20 @@ void prepare(const PrepareOptions& options) {
   const std::array made = {bin, idx, tokenizer_record_file(tokens.out),
                            tokenizer_folder(tokens.out)};
   check_outputs(made, options.overwrite);
+  check_record(tokenizer_record_file(tokens.out));
   const MissingFolders missing(std::filesystem::absolute(tokens.out).parent_path());
   tokens.by_line = jsonl;
   if (tokens.tokenizer == kBytes) {
     prepare_bytes(options, made);
   } else {
-    tokens.files = jsonl ? json_lines_files(options, made)
-                         : find_text_files(options.text, options.filter, made).paths;
+    const TextFiles files = jsonl ? json_lines_files(options, made)
+                                  : find_text_files(options.text, options.filter, made);
+    tokens.files = files.paths;
     prepare_tokens(tokens);
+    if (files.links > 0) {
+      fmt::print("skipped {} to folders or nothing: name the folders themselves\n",
+                 counted(files.links, "link"));
+    }
   }
   show({.prefix = tokens.out});
 }

@@ -165,10 +165,10 @@ void prepare_tokens(const TokenizeOptions& options) {
   DISTCA_THROW_IF(record.documents == 0, ErrorKind::kData, "{}: holds no text{}",
                   options.files[0].string(),
                   options.files.size() > 1 ? ", nor do the other files" : "");
-  remove_tokenizer(options.out);
+  const FilesByName files = contents_of(made.files);  // perhaps those that are replaced
   writer.finish();
   record.largest_id = writer.largest_id();
-  save_tokenizer(options.out, record, made.files);
+  save_tokenizer(options.out, record, files);
   print_counts(options, record, counts);
 }
 

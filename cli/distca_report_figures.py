@@ -57,22 +57,23 @@ def balance_of_run(run):
     before, after = run.values("imbalance_before"), run.values("imbalance_after")
     if not before or not after:
         return None
-    means = [mean([value for _, value in points]) for points in (before, after)]
+    since = run.last_lines()[0]["step"]
+    means = [mean([value for step, value in points if step >= since] or [1]) for points in (before, after)]
     return chart(f"Balancing takes core attention's max/mean from {means[0]:.3f} to {means[1]:.3f}",
                  [("before balancing (plain packing)", before), ("after balancing", after)],
                  "max/mean over the servers", [run.source()],
                  ["Loads are the plans' counts of (query, key) pairs, or their prices, not times. 1 is even.",
-                  "The heading has means over the steps."], from_zero=False)
+                  "The heading has means over the steps since the run has had its present ranks."], from_zero=False)
 
 
 def attention_of_run(run):
-    times = [line["attention_s"] for line in run.lines if line.get("attention_s")]
+    times = [line["attention_s"] for line in run.last_lines() if line.get("attention_s")]
     if not times or len({len(of) for of in times}) > 1 or len(times[0]) < 2:
         return None
     means = [1e3 * mean(of) for of in zip(*times)]
     rank, uneven = means.index(max(means)), max(means) / (mean(means) or 1)
     heading = f"Measured core attention: max/mean {uneven:.3f}, rank {rank} takes longest"
-    waits = [line["waited_s"] for line in run.lines if len(line.get("waited_s", ())) == len(means)]
+    waits = [line["waited_s"] for line in run.last_lines() if len(line.get("waited_s", ())) == len(means)]
     waited = [1e3 * mean(of) for of in zip(*waits)] if waits else []
     rows = [(f"rank {index}", [("k-attention", value, "core attention"),
                                *([("k-wait", waited[index], "waiting")] if waited else [])], [],
@@ -112,7 +113,7 @@ def memory(runs, predictions):
     rows, assumes = [], []
     for run in runs:
         rows += [(f"{run.name}: rank {rank}", "measured", peak)
-                 for rank, peak in enumerate(run.lines[-1].get("peak_bytes", ()))]
+                 for rank, peak in enumerate(run.peaks())]
     for prediction in predictions:
         rows += [(f"{prediction.name}: {name}", f"predicted, {prediction.machine}", peak)
                  for name, _, peak in prediction.stages]
@@ -253,8 +254,8 @@ class Speed:
 
 
 def speed_of_run(run):
-    """The median over its steps, without the first, which still warms up."""
-    lines = run.lines[1:] or run.lines
+    """The median over its steps with as many ranks as at its end, without the first, which still warms up."""
+    lines = run.last_lines()[1:] or run.last_lines()
     step_s, tokens = (median(line[key] for line in lines) for key in ("step_s", "tokens"))
     return Speed(run, run.name, tokens / step_s, tokens, "measured", run.ranks(), {})
 
@@ -400,7 +401,7 @@ def speed_over_steps(runs):
     if not runs:
         return None
     series = [(run.name, [(line["step"], line["tokens"] / line["step_s"]) for line in run.lines]) for run in runs]
-    middle = median(value for _, value in series[0][1])
+    middle = median(line["tokens"] / line["step_s"] for line in runs[0].last_lines())
     return chart(f"{runs[0].name} trains on {number_text(middle)} tokens/s in its median step", series, "tokens/s",
                  [run.source() for run in runs], ["Tokens of the step over its time on rank 0."])
 

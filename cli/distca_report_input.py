@@ -58,7 +58,7 @@ def check_line(line):
         number(line, key)
     above_zero(line, "step_s")
     for key in MORE_NUMBERS:
-        if key in line:
+        if line.get(key) is not None:  # a validation loss that is not finite is null
             number(line, key)
     if line.get("loss") is not None:
         number(line, "loss", -MOST)
@@ -68,6 +68,10 @@ def check_line(line):
     for key in WORDS:
         if key in line:
             member(line, key, str)
+
+
+def ranks_of(line):
+    return max(len(line.get(key, ())) for key in LISTS)
 
 
 class Run:
@@ -110,7 +114,16 @@ class Run:
         return path if path and path.is_file() else None
 
     def ranks(self):
-        return max(len(self.lines[-1].get(key, ())) for key in LISTS)
+        return ranks_of(self.lines[-1])
+
+    def last_lines(self):
+        """Those since the run has had as many ranks as it has at its end."""
+        others = [place for place, line in enumerate(self.lines) if ranks_of(line) != self.ranks()]
+        return self.lines[others[-1] + 1 if others else 0:]
+
+    def peaks(self):
+        """The most bytes of each rank, over all starts with as many ranks."""
+        return [max(of_rank) for of_rank in zip(*(line["peak_bytes"] for line in self.last_lines() if line.get("peak_bytes")))]
 
     def steps(self):
         """The first and the last of its steps, as words."""

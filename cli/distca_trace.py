@@ -22,9 +22,15 @@ def analysis_of(path):
 
 
 def report_of(path, against):
-    """What is printed of a trace or, with another one, of how that differs."""
-    first = analysis_of(path)
-    return Against(path, first, against, analysis_of(against)) if against is not None else Report(first)
+    """What is printed of a trace or, with another one, of how that differs: in the steps that both have, if there are any."""
+    if against is None:
+        return Report(analysis_of(path))
+    traces = [(one, *read_trace(one)) for one in (path, against)]
+    steps = [{event.step for event in events if event.kind == "step"} for *_, events in traces]
+    both = steps[0] & steps[1]
+    first, second = (Analysis(one, other, [event for event in events if not both or event.step in both])
+                     for one, other, events in traces)
+    return Against(path, first, against, second)
 
 
 def main():

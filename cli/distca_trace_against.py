@@ -42,7 +42,7 @@ def words_of(part, operation):
 
 
 class Against:
-    """What is printed of a predicted Analysis and a measured one: ms a step, each the mean of its trace's steps.
+    """What is printed of a predicted Analysis and a measured one: ms a step, each the mean of the steps that it has.
 
     The ranks are those of the predicted trace, which may have some of a run alone.
     """
@@ -81,6 +81,8 @@ class Against:
             if sums.unmatched_waits:
                 lines.append(f"{'':10}{sums.unmatched_waits} waits for messages whose issue is not in it count as exposed"
                              "\n")
+        if self.sums[0].numbers != self.sums[1].numbers:
+            lines.append("No step is in both: steps have other documents, and take other times by that, too\n")
         if self.num_ranks < self.sums[1].num_ranks:
             lines.append(f"Compared are the {self.num_ranks} ranks of {self.sums[1].num_ranks} that the first one has\n")
         predicted, measured, off, share = self.step.cells()

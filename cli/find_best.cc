@@ -175,7 +175,10 @@ void print_best_against_best(const Search& search) {
       if (found.nearest) fmt::print("    {}\n", too_large_text(*found.nearest));
       continue;
     }
-    fmt::print("    {}\n", words_text(search, found.best[0].setting));
+    const Setting& best = found.best[0].setting;
+    fmt::print("    {}\n", best.virtual_stages > 1
+                               ? "predicted only: distca train plays no virtual stages"
+                               : words_text(search, best));
   }
 }
 

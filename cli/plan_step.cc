@@ -113,11 +113,16 @@ void print_step(const PlanArguments& asked) {
       if (!as_json) fmt::print("Step {}\n{}", asked.step, step.notes);
       return print_orders(compare_orders(config, step.batch, step.workers), as_json);
     }
-    if (!as_json) fmt::print("Nano-batch 1 of step {}\n{}", asked.step, step.notes);
+    if (!as_json) {
+      fmt::print("Nano-batch 1 of step {}{}\n{}", asked.step,
+                 config.model.windows().size() > 1 ? ", layers of the first window alone" : "",
+                 step.notes);
+    }
     return print_comparison(step.request(config, step.batch.front().nano_batch), as_json);
   }
   const Stopwatch watch;
-  const BatchPlans plans = plan_later_batch(config, step.batch, step.workers);
+  const auto plan = asked.step == 1 ? plan_nano_batches : plan_later_batch;
+  const BatchPlans plans = plan(config, step.batch, step.workers, {}, /*trains=*/true, 1);
   PlanFigures figures{.plan_s = watch.seconds()};
   figures.hash = plans_hash(plans);
   check_plans(config, plans);

@@ -288,6 +288,7 @@ void simulate(const SimulateArguments& asked) {
                              .write = [&](std::string_view part) { trace.write(part); }};
   const SimulatedStep simulated = simulate_step(config, step.batch, step.workers, machine,
                                                 {.memory_over_time = true,
+                                                 .is_first_step = asked.step == 1,
                                                  .slow_ranks = slow,
                                                  .trace = trace.is_wanted() ? &request : nullptr});
   trace.commit();

@@ -43,24 +43,26 @@ void WeightsOut::write(const std::string& begin, const ModelToWrite& model) cons
   std::vector<std::filesystem::path> touched = writer.touched();
   for (const auto& [name, text] : model.contents.beside) touched.push_back(out_ / name);
   check_outputs(touched, overwrite_);
-  std::error_code ignored;
-  const bool replaces = std::filesystem::exists(out_ / kWeightsFile, ignored) ||
-                        std::filesystem::exists(out_ / kWeightsIndex, ignored);
+  const bool replaces = std::ranges::any_of(writer.touched(), [](const auto& path) {
+    std::error_code ignored;
+    return std::filesystem::exists(path, ignored);
+  });
   HuggingFaceWriter::Contents contents = model.contents;
   const LlamaConfig shape = parse_hugging_face_config(contents.config, "config.json");
   contents.config = with_eos_token_id(with_keys_of_all_versions(std::move(contents.config), shape),
                                       contents.beside);
+  std::vector<std::string> others;  // the model before had them
+  if (replaces) others = files_of_other_tokenizer(out_, contents.beside);
   writer.write(contents, model.read);
-  std::vector<std::string> removed;
-  if (replaces) removed = remove_other_tokenizer(out_, contents.beside);
+  set_tokenizer_aside(out_, others);
   int64_t parameters = 0;
   for (const StoredTensor& tensor : model.tensors) parameters += tensor.numel();
   const size_t shards = writer.num_shards();
   fmt::print("{}\n  {}  weights{}, Hugging Face names ({} parameters, {})\n  {}\n", begin,
              writer.weights().string(), shards > 1 ? fmt::format(" in {} files", shards) : "",
              with_thousands(parameters), writer.type_name(), (out_ / "config.json").string());
-  if (!removed.empty())
-    fmt::print("  removed, of the model before: {}\n", fmt::join(removed, ", "));
+  if (!others.empty())
+    fmt::print("  renamed to *{}, of the model before: {}\n", kAside, fmt::join(others, ", "));
   if (const std::string other = shape.read_otherwise(); !other.empty()) fmt::print("  {}\n", other);
 }
 

@@ -193,6 +193,20 @@ class Prepare(unittest.TestCase):
         self.write("none/a.txt", "w1")
         self.refused("none: no file in it is called *.jsonl; --glob names others", "--overwrite", jsonl=("none",))
 
+    def test_nothing_is_read_twice_lost_or_replaced_by_what_it_becomes(self):
+        self.write("a.jsonl", '{"text": "w1"}\n')
+        self.write("in/b.jsonl", '{"text": "w2"}\n')
+        (self.folder / "in/linked").symlink_to("../llama")
+        out = self.succeed("--no-append-eod", jsonl=("a.jsonl", "in", "in/b.jsonl", "./a.jsonl"))
+        self.assertEqual(self.tokens(), [1, 2])
+        self.assertIn("skipped 1 link to folders or nothing", out)
+        # The tokenizer of the set is that of the set that replaces it.
+        self.succeed("--no-append-eod", "--overwrite", "--tokenizer", "out/set.tokenizer", jsonl=("in",))
+        self.assertEqual(self.tokens(), [2])
+        self.assertEqual(self.files()["out/set.tokenizer/tokenizer.json"], self.files()["llama/tokenizer.json"])
+        self.write("out/set.json", '{"text": "w3"}\n')
+        self.refused("out/set.json: no data set made this file", "--overwrite", jsonl=("out/set.json",))
+
     def test_files_of_text_are_documents(self):
         for name, text in (("a.txt", "w1 w2\nw3"), ("b/c.txt", "w4"), ("e.txt", ""), ("f.md", "w9")):
             self.write("books/" + name, text)

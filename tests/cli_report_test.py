@@ -150,6 +150,18 @@ class CliReport(unittest.TestCase):
             "Tensors take at most 3.0 MiB of a rank at a time, measured (run: rank 0)",
             "The loss goes from 4.9 to 4.5 nats a target", "run trains on 8,192 tokens/s in its median step"])
 
+    def test_a_run_that_went_on_with_other_ranks_is_measured_with_these(self):
+        four = {"attention_s": [0.1] * 4, "waited_s": [0] * 4, "step_s": 0.25}
+        self.write("run/metrics.jsonl", *(line_of(step) for step in range(1, 7)),
+                   line_of(7, **four, peak_bytes=[9 << 20, 1, 1, 1]), line_of(8, **four, peak_bytes=[2 << 20, 1, 4 << 20, 1]))
+        headings = self.headings("run")
+        self.assertIn("Tensors take at most 9.0 MiB of a rank at a time, measured (run: rank 0)", headings)
+        self.assertIn("run trains on 16,384 tokens/s in its median step", headings)
+
+    def test_a_run_that_diverged_is_drawn(self):
+        self.write("run/metrics.jsonl", line_of(1), line_of(2, loss=None, validation_loss=None))
+        self.assertIn("Balancing takes core attention's max/mean from 1.500 to 1.020", self.headings("run"))
+
     def test_a_prediction_has_parts_with_bounds_loads_and_memory(self):
         name = self.write("one.json", prediction())
         text, _ = self.page(name)

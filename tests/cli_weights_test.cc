@@ -105,10 +105,12 @@ TEST_F(CliWeightsTest, an_export_takes_the_tokenizer_of_the_model_before_with_it
   succeed({"export", run_, "--out", out});
   EXPECT_TRUE(fs::exists(out / "merges.txt")) << "there was no model";
   fs::remove(prefix_.string() + ".bin");
-  EXPECT_THAT(succeed({"export", run_, "--out", out, "--overwrite"}).out,
-              HasSubstr("\n  removed, of the model before: generation_config.json, merges.txt, "
-                        "tokenizer.json, tokenizer_config.json\n"));
-  EXPECT_THAT(files_below(out), ElementsAre("config.json", "model.safetensors"));
+  EXPECT_THAT(
+      succeed({"export", run_, "--out", out, "--overwrite"}).out,
+      HasSubstr("\n  renamed to *.older, of the model before: generation_config.json, merges.txt, "
+                "tokenizer.json, tokenizer_config.json\n"));
+  EXPECT_EQ(read_file(out / "merges.txt.older"), "by hand");
+  EXPECT_FALSE(fs::exists(out / "tokenizer.json"));
 }
 
 TEST_F(CliWeightsTest, a_run_without_checkpoints_is_exported_where_its_weights_change) {

@@ -91,15 +91,21 @@ class TraceAgainst(unittest.TestCase):
         self.assertIn("forward dispatch: imbalance 0.01 0.01 -0.00 -13.3 %".split(), lines)
         self.assertIn("0 worker 0.10 0.10 +0.00 +0.0 % forward core_attention +0.00".split(), lines)
 
-    def test_times_are_means_over_the_steps_of_each_trace(self):
-        later = again(two_ranks(), 2, 200)
+    def test_times_are_means_over_the_steps_that_both_have(self):
+        later = again(two_ranks(), 3, 200)
         for one in later:
             if one["cat"] == "step":
                 one["dur"] += 30
-        made = self.against(predicted(file_of(two_ranks())), file_of(two_ranks() + later)).json()
+        report = self.against(predicted(file_of(two_ranks())), file_of(two_ranks() + later))
+        self.assertEqual([trace["steps"] for trace in report.json()["traces"]], [[1], [1]])
+        self.assertEqual(report.json()["step"]["off_ms"], 0)
+        self.assertNotIn("No step is in both", report.text())
+        report = self.against(predicted(file_of(two_ranks())), file_of(again(two_ranks(), 2, 0) + later))
+        self.assertIn("No step is in both: steps have other documents", report.text())
+        made = report.json()
         self.assertAlmostEqual(made["step"]["measured_ms"], 0.115)
         self.assertAlmostEqual(made["step"]["off"], -15 / 115)
-        self.assertEqual([trace["steps"] for trace in made["traces"]], [[1], [1, 2]])
+        self.assertEqual([trace["steps"] for trace in made["traces"]], [[1], [2, 3]])
         (gaps,) = [row for row in made["operations"] if row["off_ms"]]
         self.assertEqual((gaps["part"], gaps["operation"]), ("gaps", ""))
 

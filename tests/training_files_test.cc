@@ -143,8 +143,8 @@ TEST_F(RunFilesTest, a_run_that_replaces_another_one_leaves_no_tokenizer_of_it) 
   const Outcome replaced = run({"data.prefix=" + other, "train.overwrite=true"});
   EXPECT_THAT(replaced.err,
               HasSubstr(run_.string() +
-                        ": removed tokenizer.json, tokenizer_config.json, which belonged to the "
-                        "run before\n"));
+                        ": tokenizer.json, tokenizer_config.json belonged to the run before: "
+                        "renamed to *.older\n"));
   EXPECT_FALSE(fs::exists(run_ / "tokenizer.json"));
   EXPECT_TRUE(fs::exists(run_ / "generation_config.json"));
 }

@@ -1,10 +1,13 @@
 #include "distca/batch/text_corpus.h"
 
 #include <fnmatch.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
@@ -21,7 +24,30 @@ bool matches(const std::string& pattern, const fs::path& path) {
   return fnmatch(pattern.c_str(), path.filename().c_str(), 0) == 0;
 }
 
-void find_in_folder(const fs::path& root, const TextFilter& filter, TextFiles& files) {
+/// Returns true if there are the two files of a data set of this prefix.
+bool is_data_set(const fs::path& prefix) {
+  std::error_code ignored;
+  return fs::exists(prefix.native() + ".bin", ignored) &&
+         fs::exists(prefix.native() + ".idx", ignored);
+}
+
+/// Returns true for PREFIX.bin, PREFIX.idx, PREFIX.json and PREFIX.tokenizer of a data set.
+bool is_of_data_set(const fs::path& path) {
+  const fs::path extension = path.extension();
+  return (extension == ".bin" || extension == ".idx" || extension == ".json" ||
+          extension == ".tokenizer") &&
+         is_data_set(fs::path(path).replace_extension());
+}
+
+bool is_one_of(const fs::path& path, std::span<const fs::path> made) {
+  return std::ranges::any_of(made, [&](const fs::path& file) {
+    std::error_code absent;  // equivalent() knows a file however its path is written
+    return path.filename() == file.filename() && fs::equivalent(path, file, absent);
+  });
+}
+
+void find_in_folder(const fs::path& root, const TextFilter& filter, std::span<const fs::path> made,
+                    TextFiles& files) {
   const auto excluded = [&](const fs::path& path) {
     return std::ranges::any_of(filter.exclude,
                                [&](const auto& pattern) { return matches(pattern, path); });
@@ -29,7 +55,8 @@ void find_in_folder(const fs::path& root, const TextFilter& filter, TextFiles& f
   try {
     fs::recursive_directory_iterator entry(root);
     for (; entry != fs::recursive_directory_iterator(); ++entry) {
-      if (excluded(entry->path())) {
+      if (excluded(entry->path()) || is_one_of(entry->path(), made) ||
+          is_of_data_set(entry->path())) {
         entry.disable_recursion_pending();
         continue;
       }
@@ -50,6 +77,14 @@ void find_in_folder(const fs::path& root, const TextFilter& filter, TextFiles& f
 
 }  // namespace
 
+void keep_each_file_once(std::vector<fs::path>& paths) {
+  std::set<std::pair<dev_t, ino_t>> seen;
+  std::erase_if(paths, [&](const fs::path& path) {
+    struct stat status {};  // a file that cannot be looked at stays: reading it says why
+    return stat(path.c_str(), &status) == 0 && !seen.emplace(status.st_dev, status.st_ino).second;
+  });
+}
+
 TextFiles find_text_files(const std::vector<fs::path>& roots, const TextFilter& filter,
                           std::span<const fs::path> made) {
   TextFiles files;
@@ -57,22 +92,17 @@ TextFiles find_text_files(const std::vector<fs::path>& roots, const TextFilter& 
     std::error_code absent;
     const fs::file_status status = fs::status(root, absent);
     if (fs::is_directory(status)) {
-      find_in_folder(root, filter, files);
+      find_in_folder(root, filter, made, files);
     } else if (fs::is_regular_file(status)) {
+      DISTCA_THROW_IF(is_one_of(root, made), ErrorKind::kUsage,
+                      "{}: it is read, and would be replaced: choose another --out", root.string());
       files.paths.push_back(root);
     } else {
       throw Error(ErrorKind::kData, "{}: no such file or folder of text", root.string());
     }
   }
-  std::erase_if(files.paths, [&](const fs::path& path) {
-    return std::ranges::any_of(made, [&](const fs::path& file) {
-      std::error_code absent;  // equivalent() knows a file however its path is written
-      return path.filename() == file.filename() && fs::equivalent(path, file, absent);
-    });
-  });
   std::ranges::sort(files.paths);
-  // Not std::ranges::unique: clang 14 with GCC 12's library does not know it.
-  files.paths.erase(std::unique(files.paths.begin(), files.paths.end()), files.paths.end());
+  keep_each_file_once(files.paths);
   if (files.paths.empty()) {
     throw Error(ErrorKind::kData, "{}: no file matches \"{}\": expected files of text",
                 roots.front().string(), filter.glob);

@@ -5,7 +5,8 @@
 //   const TextFiles files = find_text_files({"docs"}, {.glob = "*.md"});
 //   write_byte_dataset(files.paths, "data/docs", [](int64_t) {});
 //
-// Errors: Error(kData) for a path that does not exist and for roots without any text.
+// Errors: Error(kData) for a path that does not exist and for roots without any text, Error(kUsage)
+// for an input that the output would replace.
 // Thread rule: one thread.
 
 #include <cstdint>
@@ -18,7 +19,7 @@
 namespace distca {
 
 struct TextFiles {
-  std::vector<std::filesystem::path> paths;  // sorted, each file once
+  std::vector<std::filesystem::path> paths;  // sorted, each file once, whatever links lead to it
   /// Links that were skipped: those to folders, which may loop, and those to nothing.
   int64_t links = 0;
 };
@@ -30,11 +31,15 @@ struct TextFilter {
 };
 
 /// Finds the files that pass the filter in `roots`, which are files or folders. Folders are
-/// searched recursively; a root that is a file is taken whatever the filter says. Files in `made`
-/// are left out. They are the files that the text is turned into: they may lie in the same folder,
-/// where a second run would read them as text.
+/// searched recursively; a root that is a file is taken whatever the filter says. Of folders, files
+/// in `made` and all files of data sets (with the records and copies of their tokenizers) are left
+/// out: what text was turned into may lie in its folder. Throws Error(kUsage) if a root is in
+/// `made`.
 TextFiles find_text_files(const std::vector<std::filesystem::path>& roots, const TextFilter& filter,
                           std::span<const std::filesystem::path> made = {});
+
+/// Keeps the first of several paths that lead to one file.
+void keep_each_file_once(std::vector<std::filesystem::path>& paths);
 
 struct TextCorpus {
   int64_t documents = 0;

@@ -120,10 +120,19 @@ std::map<std::string, fs::path> tokenizer_files(const fs::path& folder) {
   return files;
 }
 
+FilesByName contents_of(const std::map<std::string, fs::path>& files) {
+  FilesByName contents;
+  for (const auto& [name, path] : files) contents[name] = read_file(path, ErrorKind::kData);
+  return contents;
+}
+
 void save_tokenizer(const fs::path& prefix, const TokenizerRecord& record,
-                    const std::map<std::string, fs::path>& files) {
-  for (const auto& [name, path] : files)
-    write_file_atomically(tokenizer_folder(prefix) / name, read_file(path));
+                    const FilesByName& files) {
+  std::error_code ignored;  // there may be none
+  fs::remove(tokenizer_record_file(prefix), ignored);
+  fs::remove_all(tokenizer_folder(prefix), ignored);
+  for (const auto& [name, text] : files)
+    write_file_atomically(tokenizer_folder(prefix) / name, text);
   Json json{{"documents", record.documents},
             {"tokens", record.tokens},
             {"vocab_size", record.vocab_size},
@@ -138,12 +147,6 @@ void save_tokenizer(const fs::path& prefix, const TokenizerRecord& record,
   write_file_atomically(tokenizer_record_file(prefix), canonical_json(json));
 }
 
-void remove_tokenizer(const fs::path& prefix) {
-  std::error_code ignored;  // the files may not be there
-  fs::remove(tokenizer_record_file(prefix), ignored);
-  fs::remove_all(tokenizer_folder(prefix), ignored);
-}
-
 std::optional<RecordedIds> recorded_ids(const std::string& prefix, const IndexedDataset& data) {
   const Json json = record_of(prefix, data);
   if (!json.is_object() || !json.contains("largest_id")) return {};
@@ -153,25 +156,27 @@ std::optional<RecordedIds> recorded_ids(const std::string& prefix, const Indexed
                      .vocab_size = record["vocab_size"].integer(0)};
 }
 
-std::vector<std::string> remove_other_tokenizer(const fs::path& folder, const FilesByName& keep) {
-  std::vector<std::string> removed;
+std::vector<std::string> files_of_other_tokenizer(const fs::path& folder, const FilesByName& own) {
+  std::vector<std::string> others;
+  const auto tokenizer = own.find(kTokenizerJson);
   for (const auto& [name, path] : files_of_model(folder)) {
-    std::error_code code;
-    if (keep.contains(name)) continue;
-    DISTCA_THROW_IF(!fs::remove(path, code), ErrorKind::kIo,
-                    "{}: of the model before, and cannot be removed: {}", path.string(),
-                    code.message());
-    removed.push_back(name);
+    if (name == kTokenizerJson && tokenizer != own.end() && read_file(path) == tokenizer->second)
+      return {};
+    if (!own.contains(name)) others.push_back(name);
   }
-  return removed;
+  return others;
 }
 
-FilesByName read_tokenizer(const fs::path& folder) {
-  FilesByName contents;
-  for (const auto& [name, path] : files_of_model(folder))
-    contents[name] = read_file(path, ErrorKind::kData);
-  return contents;
+void set_tokenizer_aside(const fs::path& folder, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    std::error_code code;
+    fs::rename(folder / name, folder / (name + kAside), code);
+    DISTCA_THROW_IF(code, ErrorKind::kIo, "{}: of the model before, and cannot be renamed: {}",
+                    (folder / name).string(), code.message());
+  }
 }
+
+FilesByName read_tokenizer(const fs::path& folder) { return contents_of(files_of_model(folder)); }
 
 FilesByName byte_tokenizer() {
   // GPT-2's tokenizer writes bytes so: those that print as themselves, the others from 256 on.

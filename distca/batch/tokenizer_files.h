@@ -38,12 +38,14 @@ std::filesystem::path tokenizer_folder(const std::filesystem::path& prefix);
 /// there: their paths by their names.
 std::map<std::string, std::filesystem::path> tokenizer_files(const std::filesystem::path& folder);
 
-/// Copies `files` (their paths by the names of the copies) into the folder, and writes the record
+/// The contents of files by their names.
+using FilesByName = std::map<std::string, std::string>;
+FilesByName contents_of(const std::map<std::string, std::filesystem::path>& files);
+
+/// Writes `files` into the folder, in place of what an older set has left there, and the record
 /// last. Of bytes there are no files, and no SHA-256.
 void save_tokenizer(const std::filesystem::path& prefix, const TokenizerRecord& record,
-                    const std::map<std::string, std::filesystem::path>& files);
-/// Removes both, where there are any.
-void remove_tokenizer(const std::filesystem::path& prefix);
+                    const FilesByName& files);
 
 /// The facts about the ids in a set that its record holds. recorded_ids() returns nothing where
 /// there is no record, or where it is of an older version. Here and below, a record of another
@@ -54,16 +56,17 @@ struct RecordedIds {
 };
 std::optional<RecordedIds> recorded_ids(const std::string& prefix, const IndexedDataset& data);
 
-/// The contents of files by their names.
-using FilesByName = std::map<std::string, std::string>;
-
 /// Reads the files that a model's folder has of a tokenizer, with generation_config.json.
 FilesByName read_tokenizer(const std::filesystem::path& folder);
 
-/// Removes those of these files that are not in `keep`: they belong to the model that the folder
-/// had before. Returns their names. Throws Error(kIo).
-std::vector<std::string> remove_other_tokenizer(const std::filesystem::path& folder,
-                                                const FilesByName& keep);
+/// The names of those of these files that a new model of the folder does not write itself (`own`):
+/// they are of the tokenizer of the model before. None if both have the same tokenizer.json.
+std::vector<std::string> files_of_other_tokenizer(const std::filesystem::path& folder,
+                                                  const FilesByName& own);
+/// Has them end in kAside, so that nobody takes them for the new model's. Throws Error(kIo).
+void set_tokenizer_aside(const std::filesystem::path& folder,
+                         const std::vector<std::string>& names);
+inline constexpr const char* kAside = ".older";
 
 /// tokenizer.json and tokenizer_config.json of a tokenizer of Hugging Face whose ids are the bytes
 /// of UTF-8. It has no special tokens.

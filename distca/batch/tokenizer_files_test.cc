@@ -27,7 +27,6 @@ class TokenizerFilesTest : public FolderTest {
   std::string tokenized(const std::string& name, const std::string& tokenizer,
                         bool appends_eod = true, const std::string& sha256 = "5a") const {
     const std::string prefix = set(name, TokenType::kUint16);
-    write_file_atomically(folder_ / "its.json", tokenizer);
     save_tokenizer(prefix,
                    {.sha256 = sha256,
                     .vocab_size = 4,
@@ -37,7 +36,7 @@ class TokenizerFilesTest : public FolderTest {
                     .documents = 1,
                     .tokens = 3,
                     .largest_id = 3},
-                   {{"tokenizer.json", folder_ / "its.json"}});
+                   {{"tokenizer.json", tokenizer}});
     return prefix;
   }
   static Json generation(const FilesByName& files) {
@@ -90,9 +89,8 @@ TEST_F(TokenizerFilesTest, a_tokenized_set_has_its_tokenizer_and_its_end) {
   EXPECT_EQ(with_eos_token_id({{"eos_token_id", 5}}, files), Json({{"eos_token_id", 5}}));
   EXPECT_EQ(with_eos_token_id({{"vocab_size", 9}}, {}), Json({{"vocab_size", 9}}));
 
-  remove_tokenizer(prefix);
-  EXPECT_FALSE(fs::exists(tokenizer_folder(prefix)));
-  EXPECT_FALSE(fs::exists(tokenizer_record_file(prefix)));
+  fs::remove(tokenizer_record_file(prefix));
+  fs::remove_all(tokenizer_folder(prefix));
   EXPECT_EQ(files_beside_weights(DataBlend(prefix)).size(), 1u) << "not known any more";
 }
 
@@ -170,14 +168,17 @@ TEST_F(TokenizerFilesTest, a_models_folder_has_the_tokenizers_files_and_how_text
   EXPECT_TRUE(read_tokenizer(folder_ / "absent").empty());
 }
 
-TEST_F(TokenizerFilesTest, of_the_model_before_goes_what_the_new_one_lacks) {
+TEST_F(TokenizerFilesTest, of_the_model_before_is_set_aside_what_the_new_one_lacks) {
   for (const char* name : {"tokenizer.json", "merges.txt", "generation_config.json", "notes.txt"})
     write_file_atomically(folder_ / name, "of the model before");
-  EXPECT_THAT(remove_other_tokenizer(folder_, {{"tokenizer.json", "new"}}),
-              ::testing::ElementsAre("generation_config.json", "merges.txt"));
+  EXPECT_THAT(files_of_other_tokenizer(folder_, {{"tokenizer.json", "of the model before"}}),
+              ::testing::IsEmpty());
+  const auto others = files_of_other_tokenizer(folder_, {{"tokenizer.json", "new"}});
+  EXPECT_THAT(others, ::testing::ElementsAre("generation_config.json", "merges.txt"));
+  set_tokenizer_aside(folder_, others);
   EXPECT_TRUE(fs::exists(folder_ / "tokenizer.json"));
-  EXPECT_TRUE(fs::exists(folder_ / "notes.txt"));
   EXPECT_FALSE(fs::exists(folder_ / "merges.txt"));
+  EXPECT_EQ(read_file(folder_ / "merges.txt.older"), "of the model before");
 }
 
 TEST_F(TokenizerFilesTest, a_damaged_record_is_named) {

@@ -256,7 +256,7 @@ Tried try_setting(const BestRequest& request, const Setting& setting, double mos
   for (const Setting& relieved : reliefs_of(setting)) {
     const Config config = config_of(request.config, relieved);
     const MemoryParts least = least_peak(config, request.gpus);
-    tried.too_large = TooLarge{relieved, least};
+    if (tried.refused.empty()) tried.too_large = TooLarge{relieved, least};
     if (least.total() > machine_bytes(request.machine)) continue;
     if (least_step_s(config, request.gpus, request.machine, work) > most_s) return {};
     try {
@@ -272,9 +272,10 @@ Tried try_setting(const BestRequest& request, const Setting& setting, double mos
         return {.played = played_setting(request, config, relieved, step),
                 .too_large = {},
                 .refused = {}};
-      tried.too_large = TooLarge{relieved, step.fullest().peak};
+      if (tried.refused.empty()) tried.too_large = TooLarge{relieved, step.fullest().peak};
     } catch (const Error& error) {
-      return {.played = {}, .too_large = {}, .refused = error.what()};
+      tried = {.played = {}, .too_large = {}, .refused = error.what()};
+      if (error.kind() != ErrorKind::kPlan) return tried;  // else a cap, which less memory may meet
     }
   }
   return tried;

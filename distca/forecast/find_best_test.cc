@@ -170,6 +170,30 @@ TEST(FindBest, a_small_memory_excludes_settings_and_takes_more_recomputation) {
   }
 }
 
+TEST(FindBest, a_setting_beyond_a_cap_is_tried_with_more_recomputation) {
+  BestRequest request = small_request();
+  request.config.model.num_hidden_layers = 24;
+  const Setting setting{.scheduler = "balanced",
+                        .replicas = 4,
+                        .ranks_per_node = 8,
+                        .nano_batches = 4,
+                        .nano_batch_tokens = 16384};
+  const Tried free = try_setting(request, setting);
+  ASSERT_TRUE(free.played);
+  const Setting full = reliefs_of(setting).back();
+  EXPECT_EQ(full.recompute, Recompute::kFull);
+  const double least = simulate_step(config_of(request.config, full), request.batch, 4,
+                                     request.machine, {.sensitivities = false})
+                           .fullest()
+                           .peak.total();
+  ASSERT_LT(least, free.played->peak.total());
+  // Less than the activations of whole layers, which full recomputation does not keep.
+  request.config.plan.max_memory_gib = .9 * (free.played->peak.total() - least) / 0x1p30;
+  const Tried capped = try_setting(request, setting);
+  ASSERT_TRUE(capped.played) << capped.refused;
+  EXPECT_NE(capped.played->setting.recompute, setting.recompute);
+}
+
 TEST(FindBest, the_result_is_the_same_each_time) {
   const BestRequest request = small_request();
   const std::vector<Found> once = find_best(request), again = find_best(request);

@@ -311,9 +311,10 @@ const SimulatedStage& SimulatedStep::fullest() const {
 
 SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_workers,
                             const Machine& machine, const SimulateOptions& options) {
+  const auto plan = options.is_first_step ? plan_nano_batches : plan_later_batch;
   const BatchPlans plans =
-      plan_later_batch(config, batch, num_workers, speeds_of_servers(config, num_workers, options),
-                       /*trains=*/true, options.threads);
+      plan(config, batch, num_workers, speeds_of_servers(config, num_workers, options),
+           /*trains=*/true, options.threads);
   SimulatedStep step;
   step.figures.hash = plans_hash(plans);
   std::vector<RankSample> work;

@@ -89,6 +89,9 @@ struct SimulateOptions {
   /// (setting_bounds.h).
   double most_s = std::numeric_limits<double>::infinity();
   bool memory_over_time = false;  // SimulatedStage::memory
+  /// A run's first step is refused where keys that must be kept do not fit; later ones dispatch
+  /// them again.
+  bool is_first_step = true;
   /// Of ranks that compute at less than the machine's rates: rank, share of them, above 0. Ranks
   /// that divide layers wait for one another, so such a rank makes its whole server slow. Plans
   /// know it with servers.reweight alone.
@@ -99,9 +102,9 @@ struct SimulateOptions {
   int threads = threads_here();
 };
 
-/// The batch must be one of the run's, and slow ranks are ranks of it. Throws as plan_later_batch
-/// does, what the trace's `write` throws, and Error(kUsage) where the programs of all ranks are too
-/// large to be looked at together.
+/// The batch must be one of the run's, and slow ranks are ranks of it. Throws as
+/// plan_nano_batches does, what the trace's `write` throws, and Error(kUsage) where the programs of
+/// all ranks are too large to be looked at together.
 SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_workers,
                             const Machine& machine, const SimulateOptions& options = {});
 

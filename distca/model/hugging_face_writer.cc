@@ -44,7 +44,8 @@ class FilesTogether {
   AtomicFile& add(const fs::path& path) {
     return *files_.emplace_back(path, std::make_unique<AtomicFile>(path)).second;
   }
-  void commit() {
+  /// `older` are files of other names by which readers find weights: they go, too.
+  void commit(std::span<const fs::path> older) {
     std::error_code ignored;
     for (const auto& [path, file] : files_) {  // before any has its name
       DISTCA_THROW_IF(fs::is_directory(path, ignored), ErrorKind::kIo,
@@ -53,6 +54,7 @@ class FilesTogether {
     for (const auto& [path, file] : files_) file->sync();
     std::vector<bool> is_new;
     for (const auto& [path, file] : files_) is_new.push_back(!fs::exists(path, ignored));
+    std::ranges::for_each(older, remove_older);
     remove_older(files_.back().second->target());
     for (size_t i = 0; i < files_.size(); ++i) {
       auto& [path, file] = files_[i];
@@ -258,12 +260,10 @@ void HuggingFaceWriter::write(const Contents& contents, const Read& read) const 
   }
   for (size_t shard = 0; shard < shards.size(); ++shard)
     write_shard(shard, contents.metadata, read, *shards[shard]);
-  // Older files by which readers find weights go before the new ones come, shards after that.
   const auto first_shard = std::stable_partition(
       older.begin(), older.end(),
       [](const fs::path& path) { return !is_shard_name(path.filename().string()); });
-  std::for_each(older.begin(), first_shard, remove_older);
-  files.commit();
+  files.commit({older.begin(), first_shard});
   std::for_each(first_shard, older.end(), remove_older);
 }
 

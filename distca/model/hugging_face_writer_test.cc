@@ -222,6 +222,7 @@ TEST(hugging_face_writer, no_moment_has_weights_of_two_models) {
 TEST(hugging_face_writer, where_a_file_cannot_get_its_name_nothing_changes) {
   const TestFolder folder;
   write_file_atomically(folder / kFirst, "older");
+  write_file_atomically(folder / "model.safetensors", "older");
   const HuggingFaceWriter writer(folder, three(), {.max_shard_bytes = 56});
   const auto write = [&] {
     writer.write({.config = Json::object()}, [&](size_t tensor, std::span<std::byte> bytes) {
@@ -231,7 +232,7 @@ TEST(hugging_face_writer, where_a_file_cannot_get_its_name_nothing_changes) {
   };
   EXPECT_THAT(fault_of_call(write, ErrorKind::kIo),
               HasSubstr("config.json: cannot be put in place"));
-  EXPECT_THAT(names(folder), ElementsAre("config.json", kFirst));
+  EXPECT_THAT(names(folder), ElementsAre("config.json", kFirst, "model.safetensors"));
   EXPECT_EQ(read_file(folder / kFirst), "older");
 }
 

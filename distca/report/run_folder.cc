@@ -99,7 +99,9 @@ Error foreign(const fs::path& folder, const char* name, std::string_view why) {
 /// Returns the words of kOlderWeights in a folder, or "" if the weights are the run's own.
 std::string said_of_weights(const fs::path& folder) {
   const fs::path mark = folder / kOlderWeights;
-  return status_of(mark) ? read_file(mark) : "";
+  if (!status_of(mark)) return "";
+  const std::string said = read_file(mark);
+  return said == kOfOtherRun || said == kGoesOn ? said : kGivenUp;
 }
 
 /// Puts staged files in place, or away. Both are staged before the first is renamed, the weights
@@ -261,10 +263,13 @@ RunFolder::RunFolder(fs::path folder, const TakeFolder& how)
   const FoundRun found = check_may_take(folder_, how);  // now that nobody else writes
   had_weights_ = found.has_weights;
   if (had_weights_) {
-    const bool is_other = how.goes_on_after == 0 || said_of_weights(folder_) == kOfOtherRun;
-    said_of_weights_ = is_other                           ? kOfOtherRun
-                       : found.steps != how.goes_on_after ? kGivenUp
-                                                          : kGoesOn;
+    // Another branch of the run may come to the step of weights that were given up.
+    said_of_weights_ = said_of_weights(folder_);
+    if (how.goes_on_after == 0) {
+      said_of_weights_ = kOfOtherRun;
+    } else if (said_of_weights_.empty() || said_of_weights_ == kGoesOn) {
+      said_of_weights_ = found.steps == how.goes_on_after ? kGoesOn : kGivenUp;
+    }
   }
   if (how.goes_on_after == 0 && (had_weights_ || found.steps > 0)) {
     replaces_ = fmt::format("replacing the {}run in {} {}",
@@ -357,6 +362,7 @@ void RunFolder::save(const std::function<void(AtomicFile&)>& write_weights,
   try {
     write_weights(*weights_);
     weights_->commit_as(folder_ / kNewWeights);
+    write_others();
     config_json_->commit_as(folder_ / kNewConfigJson);
   } catch (const Error& error) {
     unlink((folder_ / kNewWeights).c_str());
@@ -367,7 +373,6 @@ void RunFolder::save(const std::function<void(AtomicFile&)>& write_weights,
                                                   checkpoints.back().step),
                 had_weights_ ? "; those of the run before are as they were" : "");
   }
-  write_others();
   finish_replacement(folder_);
   remove_set_aside(folder_);
 }

@@ -359,6 +359,7 @@ TEST_F(RunFolderTest, a_folder_says_whose_its_weights_are_until_the_run_has_save
   EXPECT_FALSE(contents().contains(".older_weights"));
   EXPECT_EQ(begun({.goes_on_after = 30}), "of the step that this run goes on from\n");
   EXPECT_EQ(begun({.goes_on_after = 20}), "of steps that this run has given up\n");
+  EXPECT_EQ(begun({.goes_on_after = 30}), "of steps that this run has given up\n") << "others' 30";
   EXPECT_EQ(begun({.overwrite = true}), "of another run\n");
   EXPECT_EQ(begun({.goes_on_after = 30}), "of another run\n") << "it goes on with the replacement";
   RunFolder folder(run(), {.goes_on_after = 30});

@@ -97,11 +97,13 @@ void RunOutput::save_weights(const std::vector<at::Tensor>& weights, int64_t ste
 
 void RunOutput::save_beside() {
   const bool may_replace = config_.train.overwrite || folder_.replaces_model();
-  std::vector<std::string> removed;
-  if (folder_.replaces_model()) removed = remove_other_tokenizer(config_.train.output_dir, beside_);
-  if (!removed.empty()) {
-    standard_error().line(fmt::format("{}: removed {}, which belonged to the run before",
-                                      config_.train.output_dir, fmt::join(removed, ", ")));
+  std::vector<std::string> others;
+  if (folder_.replaces_model())
+    others = files_of_other_tokenizer(config_.train.output_dir, beside_);
+  set_tokenizer_aside(config_.train.output_dir, others);
+  if (!others.empty()) {
+    standard_error().line(fmt::format("{}: {} belonged to the run before: renamed to *{}",
+                                      config_.train.output_dir, fmt::join(others, ", "), kAside));
   }
   for (const auto& [name, contents] : beside_) {
     const std::filesystem::path path = std::filesystem::path(config_.train.output_dir) / name;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "distca/checkpoint/folder.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/long_work.h"
@@ -32,7 +33,11 @@ at::Tensor tensor_of(const HuggingFaceWeights::Tensor& tensor) {
 void check_start_weights(const Config& config) {
   const std::filesystem::path folder = config.model_from;
   if (folder.empty()) return;
-  if (std::error_code ignored; std::filesystem::exists(folder / kWeightsFile, ignored)) {
+  std::error_code ignored;
+  // A run that replaces the model that it began with, and is started again before it has saved.
+  const bool again = std::filesystem::equivalent(folder, config.train.output_dir, ignored) &&
+                     complete_checkpoints(folder).empty();
+  if (!again && std::filesystem::exists(folder / kWeightsFile, ignored)) {
     const std::filesystem::path checkpoint = newest_weights(folder).checkpoint;
     DISTCA_THROW_IF(!checkpoint.empty(), ErrorKind::kCheckpoint,
                     "model.from = {}: the newest weights of this run are those of {}, and its {} "

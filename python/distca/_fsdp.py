@@ -54,10 +54,10 @@ class SharedLayers:
             layer.left_by(body)
 
     def __exit__(self, *_):
-        for layer in self._layers:
-            layer.give_back()
         if self._handle is not None:
             self._handle.reshard = self._reshard
+        for layer in self._layers:
+            layer.give_back()
 
 
 class _Layer:

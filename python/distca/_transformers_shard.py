@@ -33,6 +33,20 @@ class Evaluation:
         object.__setattr__(self, "perplexity", math.exp(self.loss) if self.loss < 700 else math.inf)
 
 
+def base_of(model):
+    """The model that PEFT has wrapped, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def dealt_base_of(model):
+    """The same of a model that gets dealt steps. Raises ValueError."""
+    kinds = getattr(model, "peft_config", None)
+    has_alora = isinstance(kinds, dict) and any(getattr(kind, "alora_invocation_tokens", None) for kind in kinds.values())
+    refuse((has_alora, "alora_invocation_tokens: aLoRA looks for them in a rank's rows, so documents that are cut over ranks are "
+                       "not served"))
+    return base_of(model)
+
+
 def dealer_of(model, decoder, attached, at_once, gradients, nano_batches=None) -> Dealer:
     """What deals steps for this model. Raises ValueError in one line for a model that cannot have them."""
     config = model.config.get_text_config()

@@ -241,11 +241,6 @@ def _is_room(cu_seqlens, padded, tokens):
     return torch.arange(tokens, device=padded.device) - places >= lengths
 
 
-def _is_same(was, x):
-    """Whether they are of one memory or, where a tensor was made again, have the same numbers."""
-    return was.shape == x.shape and (was.data_ptr() == x.data_ptr() or torch.equal(was, x))
-
-
 class _Kept(torch.autograd.Function):
     """O of a call that is there, as a function of inputs that Megatron has made again."""
 
@@ -312,14 +307,19 @@ class CoreAttention(MegatronModule):
         kept = [x.detach().requires_grad_() for x in inputs]  # MLA pads V within what is checkpointed: it seems to need none
         with torch.enable_grad():
             o = self._forward(*kept, attention_mask, **given)
-        _kept.setdefault(self, WeakIdKeyDictionary())[query] = kept, o
+        of_query = _kept.setdefault(self, WeakIdKeyDictionary()).setdefault(query, [])
+        of_query.append((kept, o))
         return o.detach()
 
     def _again(self, query, key, value):
         """O of these inputs, which Megatron's checkpointing has computed before."""
-        for kept in _kept.get(self, {}).values():
-            if kept[0][0].data_ptr() == query.data_ptr() and all(map(_is_same, kept[0], (query, key, value))):
-                return _Kept.apply(kept, query, key, value)
+        inputs = query, key, value
+        kept = [one for of_query in _kept.get(self, {}).values() for one in of_query
+                if all(was.shape == x.shape for was, x in zip(one[0], inputs))
+                and all(was.data_ptr() == x.data_ptr() for was, x in zip(one[0][:2], inputs))]
+        same = [one for one in kept if one[0][2].data_ptr() == value.data_ptr()]
+        if same or len(kept) == 1:  # V may be made again within what is checkpointed
+            return _Kept.apply((same or kept)[-1], *inputs)
         raise ValueError(f"attention under tensor_parallel.checkpoint is not served: {_RECOMPUTES}")
 
     def _forward(self, query, key, value, attention_mask, attn_mask_type, attention_bias, packed_seq_params):

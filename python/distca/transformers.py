@@ -41,7 +41,8 @@ from distca._served import KERNELS, in_pieces, refuse  # noqa: E402
 from distca._shard import steps, warn_of_scheduler  # noqa: E402
 from distca._transformers_attention import AS_SDPA, AS_VALUES, NAME, Documents, forward_under_way, under_way  # noqa: E402
 from distca._transformers_config import attention_before, give_attention_back, take_attention  # noqa: E402
-from distca._transformers_shard import Evaluation, check_step, dealer_of, evaluated, most_positions, own_loss_of  # noqa: E402
+from distca._transformers_shard import (  # noqa: E402
+    Evaluation, base_of, check_step, dealer_of, dealt_base_of, evaluated, most_positions, own_loss_of)
 
 __all__ = ["attach", "cu_seqlens_of", "detach", "evaluate", "shard"]
 
@@ -180,7 +181,7 @@ def shard(loader, model: PreTrainedModel | None = None, *, at_once: int | None =
     else than attention, or whose positions a rank cannot know by its own rows, and what `distca.shard` raises.
     """
     if not hasattr(loader, "get_train_dataloader"):
-        model = base_of(model)
+        model = dealt_base_of(model)
         dealer, line = _dealer_of(model, at_once, gradients), own_loss_of(model)
         if line is not None:
             warnings.warn(f"{line}: steps have no labels, compute the loss of the logits and shift_labels", stacklevel=2)
@@ -194,7 +195,7 @@ def shard(loader, model: PreTrainedModel | None = None, *, at_once: int | None =
         (accumulate != 1, f"accumulate = {accumulate}: a Trainer accumulates by its gradient_accumulation_steps"),
         (gradients != "mean", f"gradients = {gradients!r}: a Trainer takes the mean over ranks"),
     )
-    model = base_of(loader.accelerator.unwrap_model(loader.model))
+    model = dealt_base_of(loader.accelerator.unwrap_model(loader.model))
     dealers = _dealer_of(model, at_once, "mean"), _dealer_of(model, 1, "mean", nano_batches=1)
     for dealer in dealers:
         dealer.gives_labels = True
@@ -211,12 +212,7 @@ def evaluate(model: PreTrainedModel, loader, wrapped=None) -> Evaluation:
 
     Losses are summed in float64, of logits in the model's own precision, and in float32 at least. All ranks call it.
     """
-    return evaluated(_dealer_of(base_of(model), 1, "sum", nano_batches=1), loader, model if wrapped is None else wrapped)
-
-
-def base_of(model):
-    """The model that PEFT has wrapped, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    return evaluated(_dealer_of(dealt_base_of(model), 1, "sum", nano_batches=1), loader, model if wrapped is None else wrapped)
 
 
 def _dealer_of(model, at_once, gradients, nano_batches=None):

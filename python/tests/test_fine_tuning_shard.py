@@ -72,6 +72,15 @@ def test_trl_has_the_losses_and_weights_of_one_process(two, nano_batches, has_lo
         assert worst_gradient(weights, want_weights) < 1e-4
 
 
+def test_alora_is_refused():
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(make(), lora_config(alora_invocation_tokens=[7]))
+    distca.transformers.attach(model)
+    for refused in (lambda: distca.transformers.shard([], model), lambda: distca.transformers.evaluate(model, [])):
+        with pytest.raises(ValueError, match="^alora_invocation_tokens: aLoRA looks for them in a rank's rows"):
+            refused()
+
+
 def lora(nano_batches, is_base):
     """(differences of loss and gradients to one process with sdpa, a document at a time; bytes that were sent)."""
     import peft
