@@ -287,8 +287,8 @@ void simulate(const SimulateArguments& asked) {
   const TraceRequest request{.step = asked.step,
                              .write = [&](std::string_view part) { trace.write(part); }};
   const SimulatedStep simulated = simulate_step(config, step.batch, step.workers, machine,
-                                                {.memory_over_time = true,
-                                                 .is_first_step = asked.step == 1,
+                                                {.is_first_step = asked.step == 1,
+                                                 .memory_over_time = true,
                                                  .slow_ranks = slow,
                                                  .trace = trace.is_wanted() ? &request : nullptr});
   trace.commit();

@@ -88,10 +88,10 @@ struct SimulateOptions {
   /// A step is not played that takes longer in any case, because some rank computes for longer
   /// (setting_bounds.h).
   double most_s = std::numeric_limits<double>::infinity();
-  bool memory_over_time = false;  // SimulatedStage::memory
   /// A run's first step is refused where keys that must be kept do not fit; later ones dispatch
   /// them again.
   bool is_first_step = true;
+  bool memory_over_time = false;  // SimulatedStage::memory
   /// Of ranks that compute at less than the machine's rates: rank, share of them, above 0. Ranks
   /// that divide layers wait for one another, so such a rank makes its whole server slow. Plans
   /// know it with servers.reweight alone.
