@@ -81,18 +81,18 @@ void RunOutput::report(const StepMetrics& metrics, const ResolvedConfig& resolve
 
 void RunOutput::save_weights(const std::vector<at::Tensor>& weights, int64_t steps) {
   state_.begin_saving();
-  std::optional<Error> failed;  // the weights come first
+  bool has_failed = false;
   folder_.save(
       [&](AtomicFile& file) { write_weights(file, config_.model, weights, metadata(steps)); },
       [&] {
         try {
           save_beside();
-        } catch (const Error& error) {
-          failed = error;
+        } catch (const Error&) {
+          has_failed = true;
         }
       });
   state_.saved();
-  if (failed) throw Error(*failed);
+  if (has_failed) save_beside();  // the older weights, which are gone, may have made room
 }
 
 void RunOutput::save_beside() {
@@ -109,9 +109,10 @@ void RunOutput::save_beside() {
     const std::filesystem::path path = std::filesystem::path(config_.train.output_dir) / name;
     std::error_code ignored;  // if the look fails, writing fails, too, and says why
     const bool there = std::filesystem::exists(path, ignored);
+    if (there && read_file(path) == contents) continue;
     if (!there || may_replace) {
       write_file_atomically(path, contents);
-    } else if (read_file(path) != contents) {
+    } else {
       standard_error().line(
           fmt::format("warning: {}: there is another one already, which is left alone without "
                       "train.overwrite=true",
