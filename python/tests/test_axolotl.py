@@ -66,7 +66,7 @@ def environment_of(rank, ranks, port):
 
 
 def trained(folder, ranks, **settings):
-    """(what rank 0 said, [(name, value)] of what it logged, the weights) of Axolotl's training in so many processes."""
+    """(what rank 0 said, [(name, value)] of what it logged, the weights, its counts of targets) of a training by Axolotl."""
     name = f"run{len(list(folder.glob('run*.yml')))}"
     config = {**CONFIG, **settings, "output_dir": name}
     (folder / f"{name}.yml").write_text(json.dumps(config))  # which is YAML, too
@@ -89,12 +89,13 @@ def trained(folder, ranks, **settings):
     assert all(process.returncode == 0 for process in processes), "\n".join(said)[-4000:]
     state = json.loads((folder / name / "checkpoint-3/trainer_state.json").read_text())
     weights = next(folder.glob(f"{name}/checkpoint-3/*model.safetensors"))
-    return (said[0], [(key, entry[key]) for entry in state["log_history"] for key in COMPARED if key in entry],
-            safetensors.torch.load_file(weights))
+    logged = state["log_history"]
+    return (said[0], [(key, entry[key]) for entry in logged for key in COMPARED if key in entry],
+            safetensors.torch.load_file(weights), [entry["tokens/trainable"] for entry in logged if "tokens/trainable" in entry])
 
 
 def check(got, want):
-    (_, logged, weights), (_, wanted, want_weights) = got, want
+    (_, logged, weights, _), (_, wanted, want_weights, _) = got, want
     assert [name for name, _ in wanted].count("loss") == 3 and wanted[-1][0] == "eval_loss"
     for (name, value), (of, want) in zip(logged, wanted, strict=True):
         assert name == of and math.isclose(value, want, rel_tol=COMPARED[name]), (name, logged, wanted)
@@ -112,7 +113,10 @@ def test_two_processes_have_the_losses_and_weights_of_one(folder, block, adapter
     two = trained(folder, 2, **WITH, distca=block, **adapter)
     line = f"distca: attention is balanced over 2 ranks, nano_batches = {block.get('nano_batches', 1)}; a step deals the tokens"
     assert line in two[0]
-    check(two, trained(folder, 1, **WITHOUT, **adapter))
+    alone = trained(folder, 1, **WITHOUT, **adapter)
+    check(two, alone)
+    # Axolotl counts the first token of a document, too.
+    assert len(two[3]) == len(alone[3]) > 0 and all(.8 * want < got <= want for got, want in zip(two[3], alone[3])), (two[3], alone[3])
 
 
 def test_attention_alone_is_balanced_without_shard(folder):
