@@ -164,17 +164,13 @@ TextFiles json_lines_files(const PrepareOptions& options,
   std::vector<std::filesystem::path>& files = found.paths;
   for (const std::filesystem::path& given : options.jsonl) {
     std::error_code absent;
-    const bool is_folder = std::filesystem::is_directory(given, absent);
-    if (!is_folder && !std::filesystem::exists(given, absent)) {  // the reader says so
+    if (!std::filesystem::is_directory(given, absent)) {
+      check_not_made(given, made);
       files.push_back(given);
       continue;
     }
     const TextFiles in_it = find_text_files({given}, options.filter, made);
     found.links += in_it.links;
-    if (!is_folder) {
-      files.push_back(given);
-      continue;
-    }
     const size_t before = files.size();
     for (const std::filesystem::path& file : in_it.paths) {
       const bool is_named = options.filter.glob != TextFilter().glob;

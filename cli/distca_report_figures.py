@@ -58,7 +58,7 @@ def balance_of_run(run):
     if not before or not after:
         return None
     since = run.last_lines()[0]["step"]
-    means = [mean([value for step, value in points if step >= since] or [1]) for points in (before, after)]
+    means = [mean([value for step, value in points if step >= since] or [value for _, value in points]) for points in (before, after)]
     return chart(f"Balancing takes core attention's max/mean from {means[0]:.3f} to {means[1]:.3f}",
                  [("before balancing (plain packing)", before), ("after balancing", after)],
                  "max/mean over the servers", [run.source()],

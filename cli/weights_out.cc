@@ -41,12 +41,12 @@ void WeightsOut::write(const std::string& begin, const ModelToWrite& model) cons
   const HuggingFaceWriter writer(out_, model.tensors,
                                  {.type = type_of(dtype_), .max_shard_bytes = most_bytes});
   std::vector<std::filesystem::path> touched = writer.touched();
-  for (const auto& [name, text] : model.contents.beside) touched.push_back(out_ / name);
-  check_outputs(touched, overwrite_);
-  const bool replaces = std::ranges::any_of(writer.touched(), [](const auto& path) {
+  const bool replaces = std::ranges::any_of(touched, [](const auto& path) {
     std::error_code ignored;
     return std::filesystem::exists(path, ignored);
   });
+  for (const auto& [name, text] : model.contents.beside) touched.push_back(out_ / name);
+  check_outputs(touched, overwrite_);
   HuggingFaceWriter::Contents contents = model.contents;
   const LlamaConfig shape = parse_hugging_face_config(contents.config, "config.json");
   contents.config = with_eos_token_id(with_keys_of_all_versions(std::move(contents.config), shape),

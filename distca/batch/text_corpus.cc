@@ -77,6 +77,11 @@ void find_in_folder(const fs::path& root, const TextFilter& filter, std::span<co
 
 }  // namespace
 
+void check_not_made(const fs::path& input, std::span<const fs::path> made) {
+  DISTCA_THROW_IF(is_one_of(input, made), ErrorKind::kUsage,
+                  "{}: it is read, and would be replaced: choose another --out", input.string());
+}
+
 void keep_each_file_once(std::vector<fs::path>& paths) {
   std::set<std::pair<dev_t, ino_t>> seen;
   std::erase_if(paths, [&](const fs::path& path) {
@@ -94,8 +99,7 @@ TextFiles find_text_files(const std::vector<fs::path>& roots, const TextFilter& 
     if (fs::is_directory(status)) {
       find_in_folder(root, filter, made, files);
     } else if (fs::is_regular_file(status)) {
-      DISTCA_THROW_IF(is_one_of(root, made), ErrorKind::kUsage,
-                      "{}: it is read, and would be replaced: choose another --out", root.string());
+      check_not_made(root, made);
       files.paths.push_back(root);
     } else {
       throw Error(ErrorKind::kData, "{}: no such file or folder of text", root.string());

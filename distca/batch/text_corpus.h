@@ -38,6 +38,9 @@ struct TextFilter {
 TextFiles find_text_files(const std::vector<std::filesystem::path>& roots, const TextFilter& filter,
                           std::span<const std::filesystem::path> made = {});
 
+/// Throws Error(kUsage) if an input is one of the files that are `made`.
+void check_not_made(const std::filesystem::path& input,
+                    std::span<const std::filesystem::path> made);
 /// Keeps the first of several paths that lead to one file.
 void keep_each_file_once(std::vector<std::filesystem::path>& paths);
 

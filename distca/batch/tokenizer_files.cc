@@ -27,7 +27,7 @@ std::string utf8(int code) {
 
 /// The contents of PREFIX.json; null where there is none. What it says of another set, which lay
 /// under this name before, is discarded.
-Json record_of(const std::string& prefix, const IndexedDataset& data, bool* is_of_other = nullptr) {
+Json record_of(const std::string& prefix, const IndexedDataset& data) {
   const fs::path file = tokenizer_record_file(prefix);
   std::error_code ignored;  // not there: not known
   if (!fs::exists(file, ignored)) return nullptr;
@@ -36,20 +36,17 @@ Json record_of(const std::string& prefix, const IndexedDataset& data, bool* is_o
   const auto differs = [&](const char* name, int64_t count) {
     return json.is_object() && json.contains(name) && record[name].integer(0) != count;
   };
-  if (!differs("documents", data.num_documents()) && !differs("tokens", data.num_tokens()))
-    return json;
-  if (is_of_other) *is_of_other = true;
-  return nullptr;
+  return differs("documents", data.num_documents()) || differs("tokens", data.num_tokens()) ? Json()
+                                                                                            : json;
 }
 
 /// The tokenizer of one set; no files if it is not known.
 FilesByName tokenizer_of(const std::string& prefix, const IndexedDataset& data) {
   if (data.token_type() == TokenType::kUint8) return byte_tokenizer();
   FilesByName files;
-  bool is_of_other = false;
-  record_of(prefix, data, &is_of_other);
-  if (is_of_other) return files;
-  std::error_code ignored;  // no folder: not known
+  std::error_code ignored;  // no folder, or a record of another set: not known
+  const bool has_record = fs::exists(tokenizer_record_file(prefix), ignored);
+  if (has_record && record_of(prefix, data).is_null()) return files;
   for (const fs::directory_entry& entry : fs::directory_iterator(tokenizer_folder(prefix), ignored))
     files[entry.path().filename()] = read_file(entry.path());
   return files;

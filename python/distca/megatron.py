@@ -165,7 +165,7 @@ class _Unpacked:
 
 _latest = contextvars.ContextVar("_latest", default=None)  # _Unpacked: each thread and each coroutine has its own
 _checked = WeakIdKeyDictionary()  # attention masks that were found to hide nothing else -> their versions, and as what
-_kept = WeakKeyDictionary()  # CoreAttention -> {query: (inputs, O)} of calls that Megatron will make again in backward
+_kept = WeakKeyDictionary()  # CoreAttention -> {query: [(inputs, O)]} of calls that Megatron will make again in backward
 
 
 def _cu_seqlens_of_rows(layer, s, b, context=None) -> torch.Tensor:
