@@ -1,6 +1,6 @@
 // Every step whose time is recorded in bench/results, played again.
 
-#include "bench/recorded.h"
+#include "bench/recorded_testing.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -17,7 +17,7 @@
 #include "bench/namespaces.h"
 #include "bench/overlap_settings.h"
 #include "bench/real_settings.h"
-#include "bench/recorded_lines.h"
+#include "bench/recorded_lines_testing.h"
 #include "bench/swapped_plan.h"
 #include "bench/training_ways.h"
 #include "distca/base/error.h"

@@ -1,12 +1,12 @@
 #pragma once
-// Parts that recorded_paced.cc and recorded_computed.cc share: lines of a benchmark, and figures
-// that no record has. Any thread may call the functions.
+// Parts that recorded_paced_testing.cc and recorded_computed_testing.cc share: lines of a
+// benchmark, and figures that no record has. Any thread may call the functions.
 
 #include <filesystem>
 #include <string>
 #include <vector>
 
-#include "bench/recorded.h"
+#include "bench/recorded_testing.h"
 #include "distca/base/json.h"
 #include "distca/sim/player.h"
 

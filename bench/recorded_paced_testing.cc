@@ -1,4 +1,4 @@
-#include "bench/recorded.h"
+#include "bench/recorded_testing.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 
 #include "bench/namespaces.h"
 #include "bench/pipeline_setup.h"
-#include "bench/recorded_lines.h"
+#include "bench/recorded_lines_testing.h"
 
 namespace distca::bench {
 namespace {

@@ -1,9 +1,9 @@
-#include "bench/recorded.h"
+#include "bench/recorded_testing.h"
 
 #include <fstream>
 #include <utility>
 
-#include "bench/recorded_lines.h"
+#include "bench/recorded_lines_testing.h"
 #include "distca/base/error.h"
 #include "distca/base/statistics.h"
 

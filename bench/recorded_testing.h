@@ -1,7 +1,7 @@
 #pragma once
 // Steps whose times lie in bench/results, played again by prices (sim/player.h): plans and programs
 // of the same documents, and prices that the benchmark measured before its rounds. What no record
-// has is assumed, once for all (recorded_lines.h). Any thread may call the functions.
+// has is assumed, once for all (recorded_lines_testing.h). Any thread may call the functions.
 
 #include <filesystem>
 #include <string>
