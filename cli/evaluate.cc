@@ -81,7 +81,7 @@ void check_overrides(const EvaluateArguments& arguments) {
 }
 
 /// Refuses ids that mean other text to the model. The folder of a run that has not ended has no
-/// tokenizer yet.
+/// tokenizer yet, or that of the run which it replaces.
 void check_data(const EvaluateArguments& arguments, const Source& source) {
   const DataBlend data(arguments.data);
   DISTCA_THROW_IF(
@@ -92,7 +92,8 @@ void check_data(const EvaluateArguments& arguments, const Source& source) {
   if (source.checkpoint.empty()) return check_tokenizer(data, arguments.source);
   const fs::path checkpoint = fs::canonical(source.checkpoint);
   const fs::path run = checkpoint.parent_path().parent_path();
-  if (is_checkpoint_of(run, checkpoint)) check_tokenizer(data, run);
+  if (is_checkpoint_of(run, checkpoint) && !holds_model_of_other_run(run))
+    check_tokenizer(data, run);
 }
 
 /// The configuration of the evaluation. Documents stay whole up to the length that the model is

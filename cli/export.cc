@@ -121,6 +121,14 @@ void export_weights(const ExportOptions& options) {
                   "{}: its weights are in {} already; --dtype and --max-shard-gb write them "
                   "anew",
                   source.string(), (source / kWeightsFile).string());
+  // A write that is interrupted would lose them.
+  const fs::path run =
+      is_checkpoint ? fs::weakly_canonical(source).parent_path().parent_path() : source;
+  DISTCA_THROW_IF(
+      fs::exists(run / kWeightsFile, ignored) && fs::equivalent(options.out.folder(), run, ignored),
+      ErrorKind::kUsage,
+      "--out {}: the weights of the exported run's end are there: name another folder",
+      options.out.folder().string());
   const Export made = is_of_end ? of_run(source) : of_checkpoint(find_checkpoints(source).newest());
   options.out.write(made.from, made.model);
   fmt::print("  {}\n", made.tokenizer);

@@ -53,8 +53,7 @@ void WeightsOut::write(const std::string& begin, const ModelToWrite& model) cons
                                       contents.beside);
   std::vector<std::string> others;  // the model before had them
   if (replaces) others = files_of_other_tokenizer(out_, contents.beside);
-  writer.write(contents, model.read);
-  set_tokenizer_aside(out_, others);
+  writer.write(contents, model.read, [&] { set_tokenizer_aside(out_, others); });
   int64_t parameters = 0;
   for (const StoredTensor& tensor : model.tensors) parameters += tensor.numel();
   const size_t shards = writer.num_shards();

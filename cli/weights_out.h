@@ -27,6 +27,7 @@ class WeightsOut {
   void add_options(CLI::App& verb);
   /// Returns true if --dtype or --max-shard-gb says how the weights are to be written.
   bool changes_weights() const { return !dtype_.empty() || max_shard_gb_ > 0; }
+  const std::filesystem::path& folder() const { return out_; }
   /// Throws Error(kUsage) if a file is there already, unless --overwrite is given, and what
   /// HuggingFaceWriter throws. Prints `begin` and then what was written.
   void write(const std::string& begin, const ModelToWrite& model) const;

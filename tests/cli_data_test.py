@@ -14,6 +14,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 from array import array
 
@@ -181,6 +182,19 @@ class Prepare(unittest.TestCase):
         for begin, name in ((b"PK\x03\x04", "a zip archive"), (b"PAR1", "Parquet"), (b"\x04\x22\x4d\x18", "LZ4")):
             (self.folder / "a.jsonl").write_bytes(begin + bytes(20))
             self.refused(f"a.jsonl: it is {name}, which is not read here: unpack it", "--overwrite")
+
+    def test_a_pipe_is_read_as_a_file_is(self):
+        """`--jsonl <(zcat a.gz)` of a shell, compressed here, too."""
+        lines = b'{"text": "w1 w2"}\n{"text": "w3"}\n'
+        for data in (lines, gzip.compress(lines)):
+            pipe = self.folder / "pipe"
+            os.mkfifo(pipe)
+            writer = threading.Thread(target=pipe.write_bytes, args=(data,))
+            writer.start()
+            self.succeed("--overwrite", jsonl=("pipe",))
+            writer.join()
+            pipe.unlink()
+            self.assertEqual(self.tokens(), [1, 2, 0, 3, 0])
 
     def test_a_folder_stands_for_its_json_lines(self):
         for name, word in (("more/b.jsonl", 2), ("more/deep/c.ndjson", 3), ("more/a.jsonl", 1), ("more/README", 9),

@@ -119,6 +119,10 @@ TEST_F(CliWeightsTest, a_run_without_checkpoints_is_exported_where_its_weights_c
               HasSubstr("its weights are in " + (run_ / "model.safetensors").string() +
                         " already; "
                         "--dtype and --max-shard-gb write them anew"));
+  const auto before = read_files(run_);
+  EXPECT_THAT(refusal({"export", run_, "--out", run_, "--dtype", "float16", "--overwrite"}),
+              HasSubstr("the weights of the exported run's end are there: name another folder"));
+  EXPECT_EQ(read_files(run_), before) << "they are the only ones";
   const fs::path half = folder_ / "half";
   EXPECT_THAT(succeed({"export", run_, "--out", half, "--dtype", "float16"}).out,
               HasSubstr("  the tokenizer of " + run_.string() + "\n"));

@@ -97,6 +97,11 @@ TEST_F(EvaluateTest, a_run_has_its_weights_at_the_end_or_else_those_of_its_newes
   const Json newest = result(run_);
   EXPECT_THAT(newest.at("weights").get<std::string>(), HasSubstr("step_000007"));
   EXPECT_EQ(newest.at("loss"), at_end.at("loss"));
+  // The run replaces another one, whose weights and tokenizer stay until it saves its own.
+  write_file_atomically(run_ / "tokenizer.json", "of the run before");
+  EXPECT_THAT(refusal(evaluate(run_)), HasSubstr("is another tokenizer"));
+  write_file_atomically(run_ / ".older_weights", "of another run\n");
+  EXPECT_EQ(result(run_).at("loss"), at_end.at("loss"));
 }
 
 TEST_F(EvaluateTest, documents_beyond_the_context_are_split_and_that_is_said) {

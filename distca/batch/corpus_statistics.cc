@@ -36,8 +36,8 @@ double weighted_entropy(std::span<const int64_t> counts, double of) {
 }
 
 /// f(document's tokens so far unseen, whether they begin the document), in pieces that fit the
-/// caches.
-void for_each_piece(const IndexedDataset& dataset,
+/// caches. Returns false, and ends there, at an id that no vocabulary has.
+bool for_each_piece(const IndexedDataset& dataset,
                     const std::function<void(std::span<const int32_t>, bool)>& f) {
   std::vector<int32_t> buffer(1 << 16);
   for (int64_t document = 0; document < dataset.num_documents(); ++document) {
@@ -45,10 +45,11 @@ void for_each_piece(const IndexedDataset& dataset,
     for (int64_t offset = 0; offset < length; offset += static_cast<int64_t>(buffer.size())) {
       const int64_t count = std::min<int64_t>(length - offset, static_cast<int64_t>(buffer.size()));
       const std::span<int32_t> piece = std::span(buffer).first(static_cast<size_t>(count));
-      dataset.read(document, offset, piece);
+      if (dataset.read(document, offset, piece, IndexedDataset::kAnyVocabulary)) return false;
       f(piece, offset == 0);
     }
   }
+  return true;
 }
 
 }  // namespace
@@ -84,10 +85,10 @@ LengthStatistics length_statistics(const std::vector<int64_t>& lengths) {
 std::optional<Entropies> token_entropies(const IndexedDataset& dataset) {
   if (dataset.num_tokens() > kMaxCountedTokens) return std::nullopt;
   int64_t vocabulary = 0;
-  for_each_piece(dataset, [&](std::span<const int32_t> piece, bool) {
+  const bool has_ids = for_each_piece(dataset, [&](std::span<const int32_t> piece, bool) {
     vocabulary = std::max<int64_t>(vocabulary, std::ranges::max(piece) + int64_t{1});
   });
-  if (vocabulary > kMaxCountedVocabulary) return std::nullopt;
+  if (!has_ids || vocabulary > kMaxCountedVocabulary) return std::nullopt;
 
   std::vector<int64_t> unigrams(static_cast<size_t>(vocabulary));
   std::vector<int64_t> bigrams(static_cast<size_t>(vocabulary * vocabulary));

@@ -51,8 +51,8 @@ inline constexpr int64_t kMaxCountedTokens = int64_t{1} << 26;  // takes some te
 /// Bigram entropy is given only if each distinct pair occurs this often on average.
 inline constexpr int64_t kLeastPairCount = 10;
 
-/// Returns nothing for a data set with ids of kMaxCountedVocabulary and more, or with more than
-/// kMaxCountedTokens tokens. Reads all tokens twice.
+/// Returns nothing for a data set with ids below 0 or of kMaxCountedVocabulary and more, or with
+/// more than kMaxCountedTokens tokens. Reads all tokens twice.
 std::optional<Entropies> token_entropies(const IndexedDataset& dataset);
 
 }  // namespace distca

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "distca/base/file.h"
 #include "distca/base/random.h"
 #include "distca/batch/test_folder.h"
 
@@ -57,6 +58,17 @@ TEST_F(CorpusStatisticsTest, pairs_too_few_to_mean_anything_have_no_entropy) {
   ASSERT_TRUE(entropies.has_value());
   EXPECT_GT(entropies->unigram, 8);
   EXPECT_FALSE(entropies->bigram.has_value());
+}
+
+TEST_F(CorpusStatisticsTest, ids_that_no_vocabulary_has_are_not_counted) {
+  IndexedDatasetWriter writer(folder_ / "set", TokenType::kInt32);
+  writer.add_document(std::vector<int32_t>(100, 7));
+  writer.finish();
+  ASSERT_TRUE(token_entropies(IndexedDataset(folder_ / "set")).has_value());
+  std::string tokens = read_file(folder_ / "set.bin");
+  tokens.replace(200, 4, 4, '\xff');
+  write_file_atomically(folder_ / "set.bin", tokens);
+  EXPECT_FALSE(token_entropies(IndexedDataset(folder_ / "set")).has_value());
 }
 
 TEST_F(CorpusStatisticsTest, large_vocabularies_are_not_counted) {

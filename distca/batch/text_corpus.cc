@@ -7,7 +7,7 @@
 #include <set>
 #include <string_view>
 #include <system_error>
-#include <utility>
+#include <tuple>
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
@@ -83,10 +83,14 @@ void check_not_made(const fs::path& input, std::span<const fs::path> made) {
 }
 
 void keep_each_file_once(std::vector<fs::path>& paths) {
-  std::set<std::pair<dev_t, ino_t>> seen;
+  // On some file systems that a network or a virtual machine shares, two files may have one number.
+  std::set<std::tuple<dev_t, ino_t, off_t, time_t, decltype(timespec::tv_nsec)>> seen;
   std::erase_if(paths, [&](const fs::path& path) {
     struct stat status {};  // a file that cannot be looked at stays: reading it says why
-    return stat(path.c_str(), &status) == 0 && !seen.emplace(status.st_dev, status.st_ino).second;
+    return stat(path.c_str(), &status) == 0 &&
+           !seen.emplace(status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
+                         status.st_mtim.tv_nsec)
+                .second;
   });
 }
 

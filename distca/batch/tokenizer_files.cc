@@ -43,13 +43,10 @@ Json record_of(const std::string& prefix, const IndexedDataset& data) {
 /// The tokenizer of one set; no files if it is not known.
 FilesByName tokenizer_of(const std::string& prefix, const IndexedDataset& data) {
   if (data.token_type() == TokenType::kUint8) return byte_tokenizer();
-  FilesByName files;
   std::error_code ignored;  // no folder, or a record of another set: not known
   const bool has_record = fs::exists(tokenizer_record_file(prefix), ignored);
-  if (has_record && record_of(prefix, data).is_null()) return files;
-  for (const fs::directory_entry& entry : fs::directory_iterator(tokenizer_folder(prefix), ignored))
-    files[entry.path().filename()] = read_file(entry.path());
-  return files;
+  if (has_record && record_of(prefix, data).is_null()) return {};
+  return contents_of(tokenizer_files(tokenizer_folder(prefix)));
 }
 
 /// The id of the end-of-document token, the last of each document; null where there is none.
@@ -127,7 +124,10 @@ void save_tokenizer(const fs::path& prefix, const TokenizerRecord& record,
                     const FilesByName& files) {
   std::error_code ignored;  // there may be none
   fs::remove(tokenizer_record_file(prefix), ignored);
-  fs::remove_all(tokenizer_folder(prefix), ignored);
+  // Others in a folder of this name are not ours.
+  for (const auto& [name, path] : tokenizer_files(tokenizer_folder(prefix)))
+    fs::remove(path, ignored);
+  fs::remove(tokenizer_folder(prefix), ignored);
   for (const auto& [name, text] : files)
     write_file_atomically(tokenizer_folder(prefix) / name, text);
   Json json{{"documents", record.documents},

@@ -57,6 +57,18 @@ TEST_F(TokenizerFilesTest, a_set_of_bytes_has_a_tokenizer_of_256_ids) {
   EXPECT_EQ(vocabulary.at("\u0143"), 0xad);
 }
 
+TEST_F(TokenizerFilesTest, a_folder_of_the_tokenizers_name_keeps_what_is_no_tokenizers) {
+  const fs::path folder = tokenizer_folder(tokenized("set", "older"));
+  for (const char* name : {"merges.txt", "model.safetensors"})
+    write_file_atomically(folder / name, "by hand");
+  const std::string prefix = tokenized("set", "mine");
+  EXPECT_EQ(read_file(folder / "model.safetensors"), "by hand");
+  EXPECT_FALSE(fs::exists(folder / "merges.txt"));
+  const FilesByName files = files_beside_weights(DataBlend(prefix));
+  EXPECT_EQ(files.at("tokenizer.json"), "mine");
+  EXPECT_FALSE(files.contains("model.safetensors"));
+}
+
 TEST_F(TokenizerFilesTest, the_record_says_which_ids_a_set_has_unless_it_is_of_another_one) {
   const std::string prefix = tokenized("set", "{}");
   const IndexedDataset data(prefix);

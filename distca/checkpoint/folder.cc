@@ -1,7 +1,9 @@
 #include "distca/checkpoint/folder.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <string>
 #include <system_error>
 
@@ -32,11 +34,21 @@ std::optional<int64_t> step_of(const std::string& name) {
   return step;
 }
 
+/// Likewise of step_000100.2, a second one of its step among those that were set aside.
+std::optional<int64_t> step_of_set_aside(const fs::path& name) {
+  const std::string number = name.extension();
+  const bool is_numbered =
+      number.size() > 1 && number.find_first_not_of("0123456789", 1) == std::string::npos;
+  return step_of(is_numbered ? name.stem() : name);
+}
+
 std::vector<CheckpointPlace> list(const fs::path& folder) {
   std::vector<CheckpointPlace> places;
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
-    const std::optional<int64_t> step = step_of(entry.path().filename());
+    const fs::path name = entry.path().filename();
+    const std::optional<int64_t> step =
+        folder.filename() == kOldFolder ? step_of_set_aside(name) : step_of(name);
     // A folder with this name that has no index is damaged, which its reader says.
     if (step && entry.is_directory(ignored))
       places.push_back({.folder = entry.path(),
@@ -51,14 +63,26 @@ void move_folder(const fs::path& from, const fs::path& to) {
   if (rename(from.c_str(), to.c_str()) != 0) throw os_error(to, "cannot be put in place");
 }
 
-/// Under a name that nobody reads first: what is half removed must not look complete.
+/// Others of its step that were set aside before stay: a run may go on from them.
+void set_aside(const fs::path& run, const fs::path& checkpoint) {
+  const fs::path first = run / kOldFolder / checkpoint.filename();
+  create_folder(first.parent_path());
+  fs::path free = first;
+  for (int number = 2; fs::exists(free); ++number)
+    free = fmt::format("{}.{}", first.string(), number);
+  move_folder(checkpoint, free);
+}
+
+/// Under a name that nobody reads first: what is half removed must not look complete. Nothing
+/// happens if it has gone meanwhile.
 void remove_folder(const fs::path& folder) {
   fs::path unfinished = folder;
   if (folder.extension() != kUnfinished) {
     unfinished += kUnfinished;
     std::error_code ignored;
     fs::remove_all(unfinished, ignored);
-    move_folder(folder, unfinished);
+    if (rename(folder.c_str(), unfinished.c_str()) != 0 && errno != ENOENT)
+      throw os_error(folder, "cannot be removed");
   }
   std::error_code code;
   fs::remove_all(unfinished, code);
@@ -105,7 +129,7 @@ std::vector<CheckpointPlace> old_checkpoints(const fs::path& run) { return list(
 FoundCheckpoints find_checkpoints(const fs::path& path) {
   std::error_code ignored;
   const fs::path whole = fs::weakly_canonical(path / ".", ignored);
-  const std::optional<int64_t> step = step_of(whole.filename());
+  const std::optional<int64_t> step = step_of_set_aside(whole.filename());
   if (step || fs::is_regular_file(path / kIndexFile, ignored))
     return {.places = {{.folder = path, .step = step.value_or(0)}}};
   FoundCheckpoints found{.run = path, .places = complete_checkpoints(path)};
@@ -133,12 +157,8 @@ void complete_checkpoint(const fs::path& run, const CheckpointIndex& index) {
   const fs::path unfinished = unfinished_checkpoint(run, index.step);
   write_file_atomically(unfinished / kIndexFile, canonical_json(to_json(index)));
   const fs::path folder = run / kFolder / step_name(index.step);
-  if (fs::exists(folder)) {  // one of the same step, which this run has not gone on from
-    const fs::path older = run / kOldFolder / folder.filename();
-    create_folder(older.parent_path());
-    if (fs::exists(older)) remove_folder(older);
-    move_folder(folder, older);
-  }
+  // One of the same step is none that this run has gone on from.
+  if (fs::exists(folder)) set_aside(run, folder);
   move_folder(unfinished, folder);
   sync_folder(run / kFolder);
   sync_folder(run);
@@ -183,11 +203,7 @@ void remove_old_checkpoints(const fs::path& run, int64_t step, int64_t keep_last
 
 void set_aside_checkpoints(const fs::path& run, int64_t step) {
   for (const CheckpointPlace& place : complete_checkpoints(run)) {
-    if (place.step <= step) continue;
-    const fs::path to = run / kOldFolder / place.folder.filename();
-    create_folder(to.parent_path());
-    if (fs::exists(to)) remove_folder(to);
-    move_folder(place.folder, to);
+    if (place.step > step) set_aside(run, place.folder);
   }
 }
 

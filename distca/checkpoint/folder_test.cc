@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "distca/base/error.h"
+#include "distca/base/file.h"
 #include "distca/checkpoint/checkpoint_testing.h"
 
 namespace distca {
@@ -105,10 +106,14 @@ TEST_F(checkpoint_folder, what_is_set_aside_stays_until_it_is_removed) {
   set_aside_checkpoints(run_, 10);
   EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(10));
   EXPECT_THAT(steps(old_checkpoints(run_)), ElementsAre(20, 30));
+  const fs::path older = run_ / "checkpoints.old" / "step_000020";
+  write_file_atomically(older / "mine", "of another branch");
   write_checkpoint(run_, 20);
   set_aside_checkpoints(run_, 0);
   EXPECT_THAT(complete_checkpoints(run_), IsEmpty());
-  EXPECT_THAT(steps(old_checkpoints(run_)), ElementsAre(10, 20, 30));
+  EXPECT_THAT(steps(old_checkpoints(run_)), ElementsAre(10, 20, 20, 30));
+  EXPECT_EQ(read_file(older / "mine"), "of another branch");
+  EXPECT_EQ(find_checkpoints(older.string() + ".2").places.back().step, 20);
   remove_set_aside(run_);
   EXPECT_FALSE(fs::exists(run_ / "checkpoints.old"));
 }

@@ -54,8 +54,8 @@ class HuggingFaceWeights {
   Tensor at(const std::string& name) const;
   /// Such as "39 tensors in 2 files, bfloat16".
   std::string describe() const;
-  /// A hash of all names, types and shapes and of a page in the middle of each tensor, by which
-  /// ranks find that they have read other models. Never 0.
+  /// A hash of all names, types and shapes and of the first, the middle and the last page of
+  /// each tensor, by which ranks find that they have read other models. Never 0.
   uint64_t fingerprint() const;
 
  private:

@@ -136,9 +136,10 @@ uint64_t HuggingFaceWeights::fingerprint() const {
     const auto [stored, bytes] = tensor_at(place);
     const std::string said =
         fmt::format("{} {} {}", name, stored.type_name(), fmt::join(stored.shape, " "));
-    const size_t begin = bytes.size() / 2 / kPage * kPage;
     hashes.push_back(hash_words(std::as_bytes(std::span(said))));
-    hashes.push_back(hash_words(bytes.subspan(begin, std::min(kPage, bytes.size() - begin))));
+    const size_t last = bytes.size() - std::min(kPage, bytes.size());
+    for (const size_t begin : {size_t{0}, last / 2, last})
+      hashes.push_back(hash_words(bytes.subspan(begin, std::min(kPage, bytes.size()))));
   }
   return std::max<uint64_t>(1, hash_words(std::as_bytes(std::span(hashes))));
 }

@@ -99,6 +99,11 @@ TEST(hugging_face_weights, another_model_has_another_fingerprint) {
   EXPECT_EQ(fingerprint(ScalarType::kFloat32, 1), first);
   EXPECT_NE(fingerprint(ScalarType::kFloat32, 2), first);
   EXPECT_NE(fingerprint(ScalarType::kBFloat16, 1), first);
+  fingerprint(ScalarType::kFloat32, 1);
+  std::string file = read_file(folder / "model.safetensors");
+  ++file.back();
+  write_file_atomically(folder / "model.safetensors", file);
+  EXPECT_NE(HuggingFaceWeights(folder, small()).fingerprint(), first) << "one row was trained";
 }
 
 TEST(hugging_face_weights, what_is_wrong_is_named) {

@@ -45,7 +45,7 @@ class FilesTogether {
     return *files_.emplace_back(path, std::make_unique<AtomicFile>(path)).second;
   }
   /// `older` are files of other names by which readers find weights: they go, too.
-  void commit(std::span<const fs::path> older) {
+  void commit(std::span<const fs::path> older, const std::function<void()>& before_names) {
     std::error_code ignored;
     for (const auto& [path, file] : files_) {  // before any has its name
       DISTCA_THROW_IF(fs::is_directory(path, ignored), ErrorKind::kIo,
@@ -54,6 +54,7 @@ class FilesTogether {
     for (const auto& [path, file] : files_) file->sync();
     std::vector<bool> is_new;
     for (const auto& [path, file] : files_) is_new.push_back(!fs::exists(path, ignored));
+    before_names();
     std::ranges::for_each(older, remove_older);
     remove_older(files_.back().second->target());
     for (size_t i = 0; i < files_.size(); ++i) {
@@ -237,7 +238,8 @@ void HuggingFaceWriter::write_shard(size_t shard, const SafetensorsMetadata& met
   }
 }
 
-void HuggingFaceWriter::write(const Contents& contents, const Read& read) const {
+void HuggingFaceWriter::write(const Contents& contents, const Read& read,
+                              const std::function<void()>& before_names) const {
   const MissingFolders missing(folder_);
   std::vector<fs::path> older = older_weights();
   FilesTogether files;
@@ -263,7 +265,7 @@ void HuggingFaceWriter::write(const Contents& contents, const Read& read) const 
   const auto first_shard = std::stable_partition(
       older.begin(), older.end(),
       [](const fs::path& path) { return !is_shard_name(path.filename().string()); });
-  files.commit({older.begin(), first_shard});
+  files.commit({older.begin(), first_shard}, before_names);
   std::for_each(first_shard, older.end(), remove_older);
 }
 

@@ -61,8 +61,11 @@ class HuggingFaceWriter {
   /// Fills `bytes` with tensor number `tensor`, in the type that was given.
   using Read = std::function<void(size_t tensor, std::span<std::byte> bytes)>;
   /// Makes the folder where it is missing. Throws Error(kIo), and Error(kCheckpoint) with the name
-  /// of a tensor that has a number too large for the type.
-  void write(const Contents& contents, const Read& read) const;
+  /// of a tensor that has a number too large for the type. `before_names` is called when all files
+  /// are on disk and none has its name: it removes from the folder what belongs to an older model.
+  void write(
+      const Contents& contents, const Read& read,
+      const std::function<void()>& before_names = [] {}) const;
 
   /// All files are open until all are written.
   static constexpr size_t kMostShards = 500;

@@ -104,6 +104,22 @@ TEST(hugging_face_writer, shards_are_filled_in_turn_and_listed_by_tensor) {
             "the weights would take 501 files: at most 500; let one be larger");
 }
 
+TEST(hugging_face_writer, an_older_model_stays_until_what_belongs_to_it_is_out_of_the_way) {
+  const TestFolder folder;
+  const HuggingFaceWriter writer(folder, three(), {});
+  writer.write({.config = {{"vocab_size", 3}}}, count);
+  EXPECT_EQ(fault_of_call(
+                [&] {
+                  writer.write(
+                      {.config = {{"vocab_size", 4}}, .beside = {{"tokenizer.json", "{}"}}}, count,
+                      [] { throw Error(ErrorKind::kIo, "it stays"); });
+                },
+                ErrorKind::kIo),
+            "it stays");
+  EXPECT_THAT(names(folder), ElementsAre("config.json", "model.safetensors"));
+  EXPECT_EQ(read_json(folder / "config.json").at("vocab_size"), 3);
+}
+
 /// The bits of a number once it is written.
 template <typename From>
 uint32_t written(From number, WeightsType type) {

@@ -117,8 +117,8 @@ void finish_replacement(const fs::path& folder) {
       throw os_error(folder / name, "cannot be put in place");
   };
   put(weights, kWeights);
+  unlink((folder / kOlderWeights).c_str());  // while a staged config.json has this done again
   put(config_json, kConfigJson);
-  unlink((folder / kOlderWeights).c_str());
   sync_folder(folder);
 }
 
@@ -175,7 +175,7 @@ struct FoundRun {
   bool has_checkpoints = false;  // complete ones
   int64_t steps = 0;             // steps of the weights, if there are any, else of metrics.jsonl
   std::string date;              // day of their last change, as 2026-11-22; empty without a run
-  int64_t last_step = 0;         // the highest that weights or checkpoints have
+  int64_t last_step = 0;         // the highest that the run's own weights or checkpoints have
 
   std::string describe() const {
     return fmt::format("({} step{}, {})", steps, steps == 1 ? "" : "s", date);
@@ -212,7 +212,8 @@ FoundRun find_run(const fs::path& folder) {
     throw foreign(folder, kConfigToml, kForeign);
   const std::vector<CheckpointPlace> checkpoints = complete_checkpoints(folder);
   found.has_checkpoints = !checkpoints.empty();
-  found.last_step = found.has_weights ? found.steps : 0;
+  const std::string said = said_of_weights(folder);
+  if (found.has_weights && (said.empty() || said == kGoesOn)) found.last_step = found.steps;
   if (found.has_checkpoints) found.last_step = std::max(found.last_step, checkpoints.back().step);
   return found;
 }
@@ -376,6 +377,8 @@ void RunFolder::save(const std::function<void(AtomicFile&)>& write_weights,
   finish_replacement(folder_);
   remove_set_aside(folder_);
 }
+
+bool holds_model_of_other_run(const fs::path& run) { return said_of_weights(run) == kOfOtherRun; }
 
 NewestWeights newest_weights(const fs::path& folder) {
   std::error_code ignored;

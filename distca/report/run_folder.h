@@ -113,6 +113,10 @@ struct NewestWeights {
 /// Error(kCheckpoint) if there are none, or only those of a run that another one is replacing.
 NewestWeights newest_weights(const std::filesystem::path& folder);
 
+/// Returns true while a run's folder holds, with their tokenizer, the weights of another run, which
+/// it replaces at its end.
+bool holds_model_of_other_run(const std::filesystem::path& run);
+
 /// The first line of a run's config.toml.
 constexpr const char* kConfigTomlMark = "# Written by distca train: what was run.";
 /// The key that says, in the header of a run's model.safetensors, who has written the file. The key

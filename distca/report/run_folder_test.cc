@@ -23,11 +23,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
-constexpr const char* kLine = R"({"imbalance_after":1.0,"loss":5.0,"step":STEP})";
-
 std::string metrics_line(int64_t step) {
-  std::string line = kLine;
-  return line.replace(line.find("STEP"), 4, std::to_string(step));
+  return fmt::format(R"({{"imbalance_after":1.0,"loss":5.0,"step":{}}})", step);
 }
 
 /// A safetensors file without tensors.
@@ -322,6 +319,9 @@ TEST_F(RunFolderTest, steps_behind_the_one_that_a_run_goes_on_from_are_given_up_
   EXPECT_THROW(check_run_folder(run(), for_no_step), Error);
   check_run_folder(run(), {.overwrite = true, .goes_on_after = 10, .trains = false});
   check_run_folder(run(), {.goes_on_after = 30, .trains = false});
+  make_run(5, false);  // another one, which saves nothing
+  write_checkpoint(run(), 5);
+  EXPECT_EQ(RunFolder(run(), {.goes_on_after = 5, .trains = false}).replaces(), "");
 }
 
 TEST_F(RunFolderTest, the_newest_weights_are_never_those_of_a_run_that_another_one_replaces) {

@@ -62,8 +62,7 @@ TEST(same_weights, ranks_that_read_other_models_are_named_on_all_whatever_they_r
   EXPECT_EQ(fault({0, 0, 0}), "");
   EXPECT_EQ(fault({5, 5, 0}), "") << "the last is a dedicated server";
   EXPECT_EQ(fault({0, 5, 7}),
-            "rank 2 reads other weights from model.from = model than rank 1: give all ranks the "
-            "same files");
+            "rank 2 reads other weights from model than rank 1: give all ranks the same files");
 }
 
 TEST(same_weights, in_a_pipeline_each_rank_is_compared_with_the_first_of_its_stage) {

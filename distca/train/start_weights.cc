@@ -72,8 +72,7 @@ void check_same_folder(Communicator& comm, const Config& config, uint64_t finger
   const auto other =
       std::find_if(first, all.end(), [&](uint64_t read) { return read != 0 && read != *first; });
   DISTCA_THROW_IF(other != all.end(), ErrorKind::kConfig,
-                  "rank {} reads other weights from model.from = {} than rank {}: give all ranks "
-                  "the same files",
+                  "rank {} reads other weights from {} than rank {}: give all ranks the same files",
                   other - all.begin(), config.model_from, first - all.begin());
 }
 

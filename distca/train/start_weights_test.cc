@@ -119,7 +119,8 @@ TEST(start_weights, every_rank_gets_its_weights_in_every_layout) {
         load_start_weights(nullptr, config, weights, &words);
         ASSERT_EQ(words.size(), 1u);
         EXPECT_THAT(words[0], HasSubstr("26 tensors in 1 file, bfloat16 and float16 and float32"));
-        const std::vector<at::Tensor> all = gather_trained_weights(weights, run);
+        const std::vector<at::Tensor> all =
+            gather_trained_weights(comm, &weights, run, config.model);
         if (comm.rank() > 0) return;
         ASSERT_EQ(all.size(), weight_table(config.model).size());
         for (size_t i = 0; i < all.size(); ++i) {

@@ -106,7 +106,7 @@ class Trainer {
     }
     if (batches_.evaluates_alone() && !evaluate(&summary_.last)) end_for_input(first_step_ - 1);
     if (weights_) drifted_ = others_with_other_weights("comparing the trained weights");
-    if (weights_) trained_ = gather_trained_weights(*weights_, run_);
+    trained_ = gather_trained_weights(comm_, weights_.get(), run_, config_.model);
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
     barrier(comm_, "end of training");
     if (output_) save();

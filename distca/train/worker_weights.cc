@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "distca/base/error.h"
+#include "distca/comm/collectives.h"
 #include "distca/comm/host_read.h"
 #include "distca/comm/tags.h"
 #include "distca/forecast/batch_programs.h"
@@ -62,10 +63,24 @@ Message message(int peer, const at::Tensor& tensor) {
           .bytes = static_cast<int64_t>(tensor.nbytes())};
 }
 
+/// Returns true if a rank sends its parts to rank 0.
+bool sends(const RunGrid& run, int rank) { return rank > 0 && run.first_replica(rank) == rank; }
+
+/// The rounds in which ranks send their parts, one in each.
+size_t num_rounds(const RunGrid& run, const LlamaConfig& model) {
+  size_t rounds = 0;
+  for (int rank = 0; rank < run.num_workers(); ++rank) {
+    if (sends(run, rank)) rounds = std::max(rounds, parts_of(model, run.stage_of(rank)).size());
+  }
+  return rounds;
+}
+
 /// On a first replica other than rank 0.
 void send(Communicator& all_workers, const std::vector<at::Tensor>& held,
-          const std::vector<Part>& parts) {
-  for (const Part& part : parts) {
+          const std::vector<Part>& parts, size_t rounds, const std::function<void()>& meet) {
+  for (size_t round = 0; round < rounds; ++round, meet()) {
+    if (round >= parts.size()) continue;
+    const Part& part = parts[round];
     const at::Tensor rows = held[part.in_stage].narrow(0, part.rows.begin, part.rows.size());
     const at::Tensor piece = rows.is_cpu() ? upload(rows, message_device(all_workers)) : rows;
     const Message send = message(0, piece);
@@ -81,11 +96,9 @@ struct Sender {
 
 /// On rank 0: of all senders side by side, so that none of them waits until another is done.
 void receive(Communicator& all_workers, const std::vector<Sender>& senders,
-             std::vector<at::Tensor>& weights) {
+             std::vector<at::Tensor>& weights, size_t rounds, const std::function<void()>& meet) {
   const at::Device device = message_device(all_workers);
-  size_t rounds = 0;
-  for (const Sender& sender : senders) rounds = std::max(rounds, sender.parts.size());
-  for (size_t round = 0; round < rounds; ++round) {
+  for (size_t round = 0; round < rounds; ++round, meet()) {
     std::vector<Message> receives;
     std::vector<std::pair<at::Tensor, at::Tensor>> landed;  // where it landed, where it belongs
     for (const Sender& sender : senders) {
@@ -122,11 +135,12 @@ void WorkerWeights::set_recorder(TraceRecorder* recorder) {
 }
 
 std::vector<at::Tensor> gather_parts(Communicator& all_workers, const RunGrid& run,
-                                     const LlamaConfig& model,
-                                     const std::vector<at::Tensor>& mine) {
+                                     const LlamaConfig& model, const std::vector<at::Tensor>& mine,
+                                     const std::function<void()>& meet) {
   const Stage stage = run.stage_of(all_workers.rank());
+  const size_t rounds = num_rounds(run, model);
   if (all_workers.rank() > 0) {
-    send(all_workers, mine, parts_of(model, stage));
+    send(all_workers, mine, parts_of(model, stage), rounds, meet);
     return {};
   }
   const std::vector<Weight> held = weight_table(model, stage);
@@ -143,18 +157,24 @@ std::vector<at::Tensor> gather_parts(Communicator& all_workers, const RunGrid& r
   }
   std::vector<Sender> senders;
   for (int rank = 1; rank < run.num_workers(); ++rank) {
-    if (run.first_replica(rank) == rank)
+    if (sends(run, rank))
       senders.push_back({.rank = rank, .parts = parts_of(model, run.stage_of(rank))});
   }
-  receive(all_workers, senders, all);
+  receive(all_workers, senders, all, rounds, meet);
   return all;
 }
 
-std::vector<at::Tensor> gather_trained_weights(WorkerWeights& weights, const RunGrid& run) {
-  const std::vector<at::Tensor> main_params =
-      weights.optimizer.gather_main_params(weights.all_workers);
-  if (!run.divides_model() || main_params.empty()) return main_params;
-  return gather_parts(weights.all_workers, run, weights.model.config(), main_params);
+std::vector<at::Tensor> gather_trained_weights(Communicator& comm, WorkerWeights* weights,
+                                               const RunGrid& run, const LlamaConfig& model) {
+  std::vector<at::Tensor> main_params;
+  if (weights) main_params = weights->optimizer.gather_main_params(weights->all_workers);
+  if (!run.divides_model()) return main_params;
+  // All of it may take longer than a wait may, so the others follow round by round.
+  const auto meet = [&comm] { barrier(comm, kGathering); };
+  if (!main_params.empty())
+    return gather_parts(weights->all_workers, run, model, main_params, meet);
+  for (size_t round = num_rounds(run, model); round > 0; --round) meet();
+  return {};
 }
 
 }  // namespace distca

@@ -8,6 +8,7 @@
 //                                     .all_stages = weights.all_stages(), ...});
 //     const std::vector<at::Tensor> trained = gather_trained_weights(weights, run);
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -45,12 +46,15 @@ struct WorkerWeights {
 /// the type of a weight or its gradient, to rank 0. There it is returned in the order of the
 /// model's table: what rank 0 holds whole as it is, the rest in memory of the host. Elsewhere
 /// nothing is returned. The first replicas call it together; `all_workers` are all ranks that hold
-/// weights.
-std::vector<at::Tensor> gather_parts(Communicator& all_workers, const RunGrid& run,
-                                     const LlamaConfig& model, const std::vector<at::Tensor>& mine);
+/// weights. Each calls `meet` after every round of messages.
+std::vector<at::Tensor> gather_parts(
+    Communicator& all_workers, const RunGrid& run, const LlamaConfig& model,
+    const std::vector<at::Tensor>& mine, const std::function<void()>& meet = [] {});
 
 /// Brings the trained weights, as the main params are, to rank 0, as gather_parts() does; its own
-/// lie where its gradients lay. All workers call it together.
-std::vector<at::Tensor> gather_trained_weights(WorkerWeights& weights, const RunGrid& run);
+/// lie where its gradients lay. All ranks of the run call it together, without `weights` where they
+/// hold none.
+std::vector<at::Tensor> gather_trained_weights(Communicator& comm, WorkerWeights* weights,
+                                               const RunGrid& run, const LlamaConfig& model);
 
 }  // namespace distca

@@ -62,12 +62,16 @@ TEST(WorkerWeights, of_all_stages_come_to_rank_0_as_the_main_params_are) {
       const Config config = testing::config_of(way, "unused", dtype);
       testing::on_ranks(
           config, way, [&](Communicator& comm, const RunGrid& run, WorkerWeights* weights) {
-            if (weights == nullptr) return;
+            if (weights == nullptr) {
+              EXPECT_TRUE(gather_trained_weights(comm, nullptr, run, config.model).empty());
+              return;
+            }
             EXPECT_EQ(weights->all_stages() != nullptr, run.divides_model());
             EXPECT_EQ(weights->all_workers.size(), way.workers());
             EXPECT_EQ(weights->workers.size(), way.replicas * way.tensor);
             testing::set_known_state(*weights);
-            const std::vector<at::Tensor> all = gather_trained_weights(*weights, run);
+            const std::vector<at::Tensor> all =
+                gather_trained_weights(comm, weights, run, config.model);
             EXPECT_EQ(all.empty(), comm.rank() > 0);
             if (all.empty()) return;
             const std::vector<StoredTensor> stored = stored_weights(config.model);

@@ -116,7 +116,7 @@ def blocks(kind, paths):
             with open(path, "rb") as file:
                 if kind == "files":
                     files.append(contents(file, path, kind).read())
-                    read += os.path.getsize(path)
+                    read += os.path.getsize(path)  # 0 of a pipe
                     if sum(map(len, files)) < BLOCK_BYTES:
                         continue
                     yield (path, 1, files), read
@@ -124,8 +124,9 @@ def blocks(kind, paths):
                     continue
                 inside = contents(file, path, kind)
                 while lines := inside.readlines(BLOCK_BYTES):
-                    yield (path, first, lines), file.tell() - before
-                    first, before = first + len(lines), file.tell()
+                    here = file.tell() if file.seekable() else 0  # nobody knows how much a pipe holds
+                    yield (path, first, lines), here - before
+                    first, before = first + len(lines), here
         except BadInput:
             raise
         except Exception as error:  # those that decompress raise several kinds
@@ -271,7 +272,7 @@ def main(arguments):
         tokenizer, path = load(given)
         token, number = end_token(tokenizer, path) if append == "append-eod" else (None, None)
         for each in paths:
-            if not os.path.isfile(each):
+            if not os.path.exists(each) or os.path.isdir(each):
                 raise BadInput(f"{each}: no such file")
         about = {"vocab_size": max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
                  "eod_token": token, "eod_token_id": number,
