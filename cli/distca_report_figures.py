@@ -93,7 +93,8 @@ def loads_of_prediction(prediction):
     before, after = prediction.loads
     if len(before) < 2 or not sum(before) or not sum(after):
         return None
-    uneven = [max(loads) / mean(loads) for loads in (before, after)]
+    # Servers without work of their own, or of unequal capacity, have other shares than the mean.
+    uneven = [max(loads) / mean(loads) if given is None else given for loads, given in zip((before, after), prediction.uneven)]
     heading = f"The predicted plan takes core attention's max/mean from {uneven[0]:.3f} to {uneven[1]:.3f}"
     rows = [(f"server {server}", [("k-attention", load, "after balancing")],
              [("mark packing", packed, "before balancing (plain packing)")], number_text(load))

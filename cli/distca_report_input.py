@@ -184,6 +184,7 @@ class Prediction:
             self.last_check = number(root, "last_check", -MOST) if root.get("last_check") is not None else None
             self.ranks = int(number(root, "ranks", 1)) if "ranks" in root else 0
             self.loads = [numbers(root, key) if key in root else [] for key in ("load_before", "load_after")]
+            self.uneven = [number(root, key) if key in root else None for key in ("imbalance_before", "imbalance_after")]
             if len(self.loads[0]) != len(self.loads[1]):
                 raise Fault('"load_before" and "load_after" have unequal lengths')
             self.stages = [self.stage(stage) for stage in member(root, "stages", list)]

@@ -382,6 +382,7 @@ std::string find_best_setting(const StepArguments& asked, const Config& config,
                 .own_of_ours = {}};
   search.found = find_best({.config = config,
                             .batch = step.batch,
+                            .is_first_step = asked.step == 1,
                             .gpus = find.gpus,
                             .machine = machine,
                             .contestants = contestants},

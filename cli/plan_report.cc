@@ -272,7 +272,8 @@ void print_ticks(const PipelineParts& parts, std::string_view overlap) {
   const PipelineRequest& request = parts.request();
   fmt::print(
       "{} stages x {} replicas, {} micro-batches of {} nano-batches, overlap {}: {} ticks a "
-      "pass\n\n",
+      "pass\nsent, largest: of one layer, forward (Q, K, V and O; largest: Q, K and V of the rank "
+      "that sends most); ms: of all layers of a stage\n\n",
       request.grid.stages, request.grid.replicas,
       (static_cast<int>(request.nano_batches.size()) + request.slots - 1) / request.slots,
       request.slots, overlap, parts.ticks().size() / 2);

@@ -103,6 +103,8 @@ Json json_of(const SimulatedStep& step, const Machine& machine, int64_t number, 
           {"slow_ranks", std::move(slow_ranks)},
           {"load_before", step.figures.load_before},
           {"load_after", step.figures.load_after},
+          {"imbalance_before", step.figures.imbalance_before},
+          {"imbalance_after", step.figures.imbalance_after},
           {"tokens_per_s", step.tokens_per_s},
           {"share_of_peak", step.share_of_peak},
           {"busy_s", step.busy_s},
@@ -280,6 +282,13 @@ void simulate(const SimulateArguments& asked) {
     find.json = asked.json;
     return keep(find_best_setting(asked, config, machine, find));
   }
+  const auto of_node = static_cast<int64_t>(machine.of(MachineNumber::kRanksPerNode));
+  DISTCA_THROW_IF(
+      config.cluster.ranks_per_node > 0 && config.cluster.ranks_per_node != of_node,
+      ErrorKind::kConfig,
+      "cluster.ranks_per_node = {}, and a node of machine {} has {} ranks: leave out the key, or "
+      "give a machine of such nodes",
+      config.cluster.ranks_per_node, machine.name, of_node);
   const AskedStep step = asked_step(config, asked);
   check_sizes_of(config, step);
   const int ranks = run_grid(config, step.workers).num_ranks();

@@ -223,6 +223,12 @@ std::vector<BadInput> bad_best_settings() {
       {"distca simulate --lengths lengths.json --rivals wlb", "--rivals requires --find-best"},
       {find + "--gpus 2 servers.dedicated=1",
        "servers.dedicated with --find-best: every GPU holds weights; leave it out"},
+      {find + "--gpus 2 plan.tolerance=auto",
+       "plan.tolerance=auto with --find-best: pipelines cannot"},
+      {find + "--gpus 2 cluster.ranks_per_node=4",
+       "cluster.ranks_per_node with --find-best: the machine says how many a node has"},
+      {"distca simulate --lengths lengths.json --workers 2 cluster.ranks_per_node=4",
+       "cluster.ranks_per_node = 4, and a node of machine h200 has 8 ranks"},
       {find + "--gpus 1 model.hidden_size=65536 model.intermediate_size=262144",
        "no setting of 1 GPU fits the 139 GiB of h200: T = 1, P = 1, D = 1 with "},
   };

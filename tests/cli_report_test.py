@@ -170,6 +170,8 @@ class CliReport(unittest.TestCase):
             "The predicted plan takes core attention's max/mean from 1.500 to 1.050",
             "Tensors take at most 5.0 GiB of a rank at a time, predicted, h200 (one.json: workers)"])
         self.assertIn("If only core attention were even: 0.37 s a step.", text)
+        self.write("one.json", prediction(load_before=[30, 10, 0], load_after=[0, 0, 40], imbalance_before=1.5, imbalance_after=1))
+        self.assertIn("The predicted plan takes core attention's max/mean from 1.500 to 1.000", self.headings(name))
         self.write("one.json", prediction(plain_packing_s=0.5, last_check=-0.0123))
         text, _ = self.page(name)
         self.assertIn("one.json is 1.250 times as fast as plain packing (predicted, h200)", self.headings(name))

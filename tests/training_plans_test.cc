@@ -114,10 +114,11 @@ TEST_F(ConfigPlanTest, a_plan_of_a_configuration_is_the_one_that_the_run_has) {
     // A dry run says the same of the first step.
     EXPECT_THAT(std::regex_replace(said, std::regex("\n  "), " "),
                 HasSubstr(fmt::format("has max/mean {:.3f} before balancing and {:.3f} after; the "
-                                      "ranks on this machine send {} for it",
+                                      "ranks on this machine send {} for it{}, forward",
                                       lines[0].at("imbalance_before").get<double>(),
                                       lines[0].at("imbalance_after").get<double>(),
-                                      human_bytes(lines[0].at("bytes_sent").get<int64_t>()))));
+                                      human_bytes(lines[0].at("bytes_sent").get<int64_t>()),
+                                      i < 6 ? "" : " and from stage to stage")));
   }
 }
 

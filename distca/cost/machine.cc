@@ -230,7 +230,14 @@ Machine machine_from_json(std::string_view json, std::string_view name) {
   if (root.has("check")) machine.check = check_of(root["check"]);
   if (!root.has("phases")) return machine;
   const JsonField phases = root["phases"], settings = root["settings"];
-  for (size_t i = 0; i < phases.size(); ++i) machine.phases.push_back(phase_of(phases.at(i)));
+  for (size_t i = 0; i < phases.size(); ++i) {
+    machine.phases.push_back(phase_of(phases.at(i)));
+    const auto same = [&](const PhaseTimes& other) {
+      return other.phase == machine.phases[i].phase && other.pass == machine.phases[i].pass;
+    };
+    phases.at(i).expect(std::ranges::count_if(machine.phases, same) == 1,
+                        "of another phase or pass than those before");
+  }
   settings.expect(parsed["settings"].is_object(), "an object");
   for (const auto& [setting, value] : parsed["settings"].items())
     machine.settings[setting] = text_of(settings[setting]);
@@ -245,6 +252,8 @@ double PhaseTimes::seconds(int64_t num_tokens) const {
   const auto ns0 = static_cast<double>(ns[before]), ns1 = static_cast<double>(ns[after]);
   const auto t = static_cast<double>(num_tokens);
   const double slope = (ns1 - ns0) / (t1 - t0);
+  // Beyond what was measured, more tokens never take less: noise alone makes a line fall.
+  if (num_tokens > tokens.back() && slope < 0) return 1e-9 * ns1;
   const bool is_below_zero = at == 0 && ns0 < slope * t0;
   return 1e-9 * (is_below_zero ? ns0 * t / t0 : ns0 + slope * (t - t0));
 }

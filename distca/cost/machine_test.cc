@@ -81,6 +81,9 @@ TEST(Machine, a_phase_takes_what_lies_between_measured_token_counts) {
   EXPECT_DOUBLE_EQ(times.seconds(1500), 2000e-9);
   EXPECT_DOUBLE_EQ(times.seconds(3000), 4500e-9);
   EXPECT_DOUBLE_EQ(times.seconds(5000), 8500e-9) << "beyond the last two";
+  const PhaseTimes falls{.tokens = {1000, 2000}, .ns = {3000, 2000}};
+  EXPECT_DOUBLE_EQ(falls.seconds(1500), 2500e-9);
+  EXPECT_DOUBLE_EQ(falls.seconds(5000), 2000e-9);
   EXPECT_DOUBLE_EQ(times.seconds(500), 1000e-9) << "before the first two";
   PhaseTimes steep = times;
   steep.ns = {1000, 2500, 6500};
@@ -111,6 +114,8 @@ TEST(Machine, wrong_phases_are_refused) {
               HasSubstr("phases[0].ns must be 3 numbers above 0"));
   EXPECT_THAT(refused([](Json& json) { json["phases"][0]["pass"] = "sideways"; }),
               HasSubstr("phases[0].pass must be \"forward\" or \"backward\""));
+  EXPECT_THAT(refused([](Json& json) { json["phases"].push_back(json["phases"][0]); }),
+              HasSubstr("phases[1] must be of another phase or pass than those before"));
   EXPECT_THAT(refused([](Json& json) { json.erase("settings"); }), HasSubstr("settings"));
   EXPECT_THAT(refused([](Json& json) { json["settings"] = 3; }),
               HasSubstr("settings must be an object"));

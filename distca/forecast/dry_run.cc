@@ -217,10 +217,11 @@ std::string dry_run_text(const Config& config, int num_workers, const DryRun& ru
                       : "";
   const std::string plan = fmt::format(
       "Memory is predicted for {}. Core attention of the first batch has max/mean {:.3f} before "
-      "balancing and {:.3f} after; the ranks on this machine send {} for it, forward and "
+      "balancing and {:.3f} after; the ranks on this machine send {} for it{}, forward and "
       "backward{}.",
       run.batches, run.first.imbalance_before, run.first.imbalance_after,
-      human_bytes(run.sent_bytes), between_partners);
+      human_bytes(run.sent_bytes), grid.grid.stages > 1 ? " and from stage to stage" : "",
+      between_partners);
   return fmt::format("{}\n{}\n{}\n\n{}\n{}\n", wrap(parameters, kColumns), wrap(ranks, kColumns),
                      wrap(plan, kColumns), memory_table(grid, run), machine_text(config, run));
 }

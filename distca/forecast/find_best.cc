@@ -55,7 +55,8 @@ void keep_nearest(std::optional<TooLarge>& nearest, const std::optional<TooLarge
 }
 
 /// Refuses keys that would make settings other than they say, or of which the search knows nothing.
-void check_is_free(const Config& config) {
+void check_is_free(const BestRequest& request) {
+  const Config& config = request.config;
   const auto refuse = [](bool given, const char* key, const char* why) {
     DISTCA_THROW_IF(given, ErrorKind::kConfig, "{} with --find-best: {}; leave it out", key, why);
   };
@@ -65,6 +66,12 @@ void check_is_free(const Config& config) {
   refuse(!config.parallel.pipeline_layers.empty(), "parallel.pipeline_layers",
          "stages have even work");
   refuse(!config.plan.layout.empty(), "plan.layout", "each scheduler has its own");
+  refuse(config.plan.tolerance.is_auto, "plan.tolerance=auto", "pipelines cannot have it");
+  refuse(!config.parallel.sequence_parallel, "parallel.sequence_parallel=false",
+         "ranks that divide layers cannot have it");
+  const auto of_node = static_cast<int64_t>(request.machine.of(MachineNumber::kRanksPerNode));
+  refuse(config.cluster.ranks_per_node > 0 && config.cluster.ranks_per_node != of_node,
+         "cluster.ranks_per_node", "the machine says how many a node has");
 }
 
 /// The settings of one contestant, and what becomes of them.
@@ -266,6 +273,7 @@ Tried try_setting(const BestRequest& request, const Setting& setting, double mos
                                                 .plain_packing = false,
                                                 .plays_beyond_memory = false,
                                                 .most_s = most_s,
+                                                .is_first_step = request.is_first_step,
                                                 .threads = threads_of_each()});
       if (step.is_ruled_out) return {};
       if (step.seconds > 0)
@@ -282,7 +290,7 @@ Tried try_setting(const BestRequest& request, const Setting& setting, double mos
 }
 
 std::vector<Found> find_best(const BestRequest& request, const BestProgress& progress) {
-  check_is_free(request.config);
+  check_is_free(request);
   DISTCA_THROW_IF(!request.machine.phases.empty(), ErrorKind::kConfig,
                   "--find-best with machine {}: its phases were measured for one number of ranks "
                   "that divide layers and hold for no other; take a machine without such phases",

@@ -35,6 +35,8 @@ struct BestRequest {
   /// most_nano_batches(config.batch) nano-batches of equally many tokens. Where a setting has
   /// fewer, neighbours are one. So all settings have the same documents.
   Batch batch;
+  /// Later steps of a run send kept keys again where there is no room.
+  bool is_first_step = true;
   int gpus = 1;
   Machine machine;
   size_t wanted = 10;                                           // how many of ours

@@ -20,7 +20,11 @@
 namespace distca {
 namespace {
 
-int64_t picoseconds(double seconds) { return std::llround(seconds * 1e12); }
+int64_t picoseconds(double seconds) {
+  DISTCA_THROW_IF(!(seconds < 1e6), ErrorKind::kData,
+                  "an operation would take {:g} s by the machine's numbers", seconds);
+  return std::llround(seconds * 1e12);
+}
 
 /// Bytes of state that AdamW reads and writes for an element: its gradient, the main param and both
 /// moments in fp32, and the param that phases read.

@@ -205,7 +205,7 @@ BatchPlans plan_one_stage(const Config& config, const Batch& batch, int cluster_
   };
   result.plans = planned();
   const bool fits = cap == 0 || most_bytes(batch_memory(result.plans)) <= cap;
-  if (is_given || fits) {
+  if (is_given) {  // `distca plan`, which asks no device, makes the same plans otherwise
     for (Plan& plan : result.plans) plan.cluster.max_memory_bytes = cap;
   }
   if (fits) return result;

@@ -85,7 +85,10 @@ TEST(DeviceCap, decides_whether_keys_are_kept_and_refuses_nothing) {
   config.device_cap_bytes = 60 * kGib;
   const BatchPlans kept = plan_nano_batches(config, batch_of(config), 2);
   EXPECT_FALSE(kept.redispatched);
-  EXPECT_EQ(kept.plans[0].cluster.max_memory_bytes, 30 * kGib) << "of each of two nano-batches";
+  EXPECT_EQ(kept.plans[0].cluster.max_memory_bytes, 0);
+  Config of_plan = config;  // `distca plan` and `simulate` ask no device
+  of_plan.device_cap_bytes = 0;
+  EXPECT_EQ(plans_hash(kept), plans_hash(plan_nano_batches(of_plan, batch_of(config), 2)));
   config.device_cap_bytes = kDeviceCapUnit;
   const BatchPlans redispatched = plan_nano_batches(config, batch_of(config), 2);
   EXPECT_TRUE(redispatched.redispatched);
@@ -175,7 +178,8 @@ TEST(DeviceMemory, without_a_device_a_dry_run_says_what_it_does_not_know) {
                              HasSubstr("predicted for 132 multiprocessors")));
   const DryRun here = dry_run(config, 2, {.count = 2}, {}, {{80 * kGib, 132}});
   EXPECT_EQ(here.device_cap_bytes, cap_of(config, {{80 * kGib, 132}}));
-  EXPECT_EQ(here.plans.plans[0].cluster.max_memory_bytes, here.device_cap_bytes);
+  EXPECT_FALSE(here.plans.redispatched);
+  EXPECT_TRUE(dry_run(config, 2, {.count = 2}, {}, {{3 * kGib, 132}}).plans.redispatched);
   EXPECT_THAT(dry_run_text(config, 2, here),
               AllOf(HasSubstr("which is 80.0 GiB of the first one"), HasSubstr("take at most")));
 }
