@@ -46,6 +46,7 @@ class Dealt:
         self.receives, self.received = routes.receives, routes.received
         self.is_last = False  # no step comes after it
         self.is_taken = False  # an attached model was called with it
+        self.has_trained = False  # likewise, with gradients
         self.is_missed = False  # an attached model was called with its tokens and without it, in training
 
     def deal(self, rows):
@@ -60,11 +61,15 @@ class Dealt:
         got = ops.exchange_rows(self.name, rows.detach().cpu()[chosen].contiguous(), sends, receives)
         return torch.empty_like(got).index_copy_(0, places, got).to(rows.device)
 
-    @property
-    def parts(self) -> list:
-        """[nano-batches] The rows and pieces of each, as an attached model takes them."""
+    def parts(self, trains) -> list:
+        """[nano-batches] The rows and pieces of each, for a forward of an attached model.
+
+        A second forward with gradients has copies of the pieces: by them, recomputation finds the forward that it belongs to.
+        """
+        pieces = [seg.clone() for seg in self.pieces] if trains and self.has_trained else self.pieces
+        self.is_taken, self.has_trained = True, self.has_trained or trains
         begins = accumulate(self.rows, initial=0)
-        return [Part(_run(begin, begin + rows), seg) for begin, rows, seg in zip(begins, self.rows, self.pieces)]
+        return [Part(_run(begin, begin + rows), seg) for begin, rows, seg in zip(begins, self.rows, pieces)]
 
 
 _input_ids_of = weakref.WeakKeyDictionary()  # the steps whose batches are in use -> a weak reference to their input_ids

@@ -71,8 +71,9 @@ def deal(lengths, parts) -> list:
 
 
 def _of_tokens(given, shape) -> dict:
-    """The arguments that have a value for each token, each as [..., rows * tokens, ...]."""
-    found = {name: given[name] for name in _OF_TOKENS if name in given}
+    """The arguments that have a value for each token, each as [..., rows * tokens, ...]: those known to, and others of this shape."""
+    found = {name: value for name, value in given.items() if name in _OF_TOKENS or (
+        name not in _OF_DOCUMENTS and isinstance(value, torch.Tensor) and tuple(value.shape[:2]) == shape)}
     if "position_ids" in found:  # [tokens], [rows, tokens], or [3, rows, tokens] where images have positions
         found["position_ids"] = found["position_ids"].expand(*found["position_ids"].shape[:-2], *shape)
     for name, value in found.items():
@@ -82,8 +83,8 @@ def _of_tokens(given, shape) -> dict:
     return {name: value.flatten(-2) if name == "position_ids" else value.flatten(0, 1) for name, value in found.items()}
 
 
-def _rest_of(given) -> dict:
-    rest = {name: value for name, value in given.items() if name not in _OF_TOKENS + _OF_DOCUMENTS}
+def _rest_of(given, of_tokens) -> dict:
+    rest = {name: value for name, value in given.items() if name not in of_tokens and name not in _OF_DOCUMENTS}
     for name, value in rest.items():
         if any(isinstance(one, torch.Tensor) and one.numel() > 1 for one in tree_leaves(value)):
             raise ValueError(f"{name} has no value for each token, so it cannot be divided: attach with nano_batches=1, and give each "
@@ -184,7 +185,8 @@ def run_in_parts(call, given, shape, parts):
 
     given: its arguments without None. Two parts run as a ping-pong. Outputs of padding are dropped.
     """
-    of_tokens, rest = _of_tokens(given, shape), _rest_of(given)
+    of_tokens = _of_tokens(given, shape)
+    rest = _rest_of(given, of_tokens)
     bodies = []
     for part in parts:
         one = {name: _chosen(name, value, part.tokens) for name, value in of_tokens.items()}

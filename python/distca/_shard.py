@@ -1,5 +1,6 @@
 """Steps whose tokens are dealt over the ranks of a group: `distca.shard` and `distca.unshard`."""
 
+import contextlib
 import sys
 import warnings
 from itertools import islice
@@ -109,6 +110,29 @@ class _Back(torch.autograd.Function):
         return ctx.dealt.deal(gradient), None
 
 
+def samplers_of(loader) -> list:
+    """What a loader takes samples by. Accelerate wraps one in another."""
+    found, wrappers = {}, [loader]
+    while wrappers:
+        wrapper = wrappers.pop()
+        within = [getattr(wrapper, name, None) for name in ("batch_sampler", "sampler")]
+        wrappers += [one for one in within if one is not None and id(one) not in found]
+        found |= {id(one): one for one in within if one is not None}
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def drawn_again(loader):
+    """Samplers of the loader that draw from PyTorch's generators draw the same once more, after this."""
+    generators = {id(one): one for one in (getattr(sampler, "generator", None) for sampler in samplers_of(loader))}
+    states = [(one, one.get_state()) for one in (torch.default_generator, *generators.values()) if isinstance(one, torch.Generator)]
+    try:
+        yield
+    finally:
+        for one, state in states:
+            one.set_state(state)
+
+
 _OF_STEPS = ("dealer", "loader", "accumulate", "skips", "is_evaluation")
 _HIDDEN = ("sampler", "batch_sampler", "drop_last")  # with which Accelerate takes a loader apart
 
@@ -134,11 +158,8 @@ class Steps:
         return len(self.loader) * self.turns - self.skips
 
     def set_epoch(self, epoch):
-        """Of the loader, and of a sampler within it, which Trainer would look for."""
-        batches = getattr(self.loader, "batch_sampler", None)
-        within = getattr(batches, "batch_sampler", None)  # Accelerate's
-        samplers = [getattr(one, "sampler", None) for one in (self.loader, batches, within)]
-        for one in {id(one): one for one in (self.loader, batches, within, *samplers)}.values():
+        """Of the loader, and of the samplers within it, which Trainer would look for."""
+        for one in [self.loader, *samplers_of(self.loader)]:
             if hasattr(one, "set_epoch"):
                 one.set_epoch(epoch)
 

@@ -17,7 +17,7 @@ from distca.plan import Shape
 
 _ROWS = 4096  # whose losses are computed at once
 _SAME = 0.05  # the relative difference that rounding makes at most; what mixes tokens makes about 1
-_LOSS_OF_ROUTERS = "output_router_logits: the loss of routers is a mean over a rank's rows, set it to False"
+_LOSS_OF_ROUTERS = "output_router_logits: the loss of routers is a mean over a rank's rows, set it to False (SFTTrainer: router_aux_loss_coef=0)"
 _OF_ROWS = {"dynamic", "longrope"}  # kinds of RoPE whose frequencies follow the largest position of a rank's own rows
 
 

@@ -8,10 +8,11 @@ from accelerate.utils import DistributedType
 
 from distca._deal import DEALT, IGNORED
 from distca._served import refuse
-from distca._shard import Planned, Steps, check_accelerate, steps
+from distca._shard import Planned, Steps, check_accelerate, drawn_again, steps
 from distca._transformers_shard import check_taken, own_loss_of
 
 # These modules have a loss that takes shift_labels.
+_METRICS = "compute_metrics reads the predictions of whole rows: distca.unshard in a loop of your own gives them"
 _LOSSES = ("transformers.trainer", "trl.trainer.sft_trainer", "axolotl.core.trainers.base")
 
 
@@ -30,8 +31,11 @@ def shard_trainer(trainer, dealer, of_evaluation, attached):
          "served"),
         (own_loss is not None, f"{own_loss}: not served"),
         (trainer.model_init is not None, "model_init: train() makes another model, which is not attached; give the trainer a model"),
-        (trainer.compute_metrics is not None, "compute_metrics reads the predictions of whole rows: distca.unshard in a loop of "
-                                              "your own gives them"),
+        (trainer.compute_metrics is not None, _METRICS),
+        (getattr(args, "eval_use_gather_object", False), "eval_use_gather_object = True: losses are gathered as tensors, set it to "
+                                                         "False"),
+        (args.n_gpu > 1, f"DataParallel of {args.n_gpu} devices is not served: start a process for each with torchrun or accelerate "
+                         "launch, or let one be visible (CUDA_VISIBLE_DEVICES)"),
         (trainer.compute_loss_func is not None, "compute_loss_func reads labels that are shifted and dealt already: not served"),
         (trainer.label_smoother is not None, "label_smoothing_factor: its loss shifts labels that are shifted already, set it to 0"),
         (not args.average_tokens_across_devices, "average_tokens_across_devices = False: ranks have unequal numbers of targets, "
@@ -50,10 +54,12 @@ def shard_trainer(trainer, dealer, of_evaluation, attached):
     def get_eval_dataloader(*given, **named):
         loader = of_eval(*given, **named)
         check_accelerate(loader)
+        refuse((trainer.compute_metrics is not None, _METRICS))
         of_evaluation.samples = None
-        if loader.batch_sampler is not None:
+        if loader.batch_sampler is not None and not isinstance(loader.dataset, torch.utils.data.IterableDataset):
             loader.batch_sampler.even_batches = False  # else Accelerate repeats samples
-            of_evaluation.samples = [len(indices) for indices in loader.batch_sampler]
+            with drawn_again(loader):
+                of_evaluation.samples = [len(indices) for indices in loader.batch_sampler]
         elif dealer.ranks > 1:
             raise ValueError("eval_dataset has no length, so Accelerate repeats its first samples at its end: give one with a length")
         trainer.gather_function = gather_function  # Trainer sets its own after each evaluation
@@ -74,9 +80,10 @@ def shard_trainer(trainer, dealer, of_evaluation, attached):
         return gathered if dealt is None else gathered.view(of_evaluation.ranks, -1).mean(0)[: dealt.samples]
 
     def compute_loss(model, inputs, return_outputs=False, num_items_in_batch=None):
-        """An evaluation's loss is divided by the targets of all ranks, too: SFTTrainer's own would be by each rank's."""
+        """A loss is divided by the targets of all ranks in an evaluation, too, and where Trainer says no number because the model
+        has a loss of its own: SFTTrainer would divide by each rank's."""
         dealt = inputs.get(DEALT)
-        if dealt is not None and dealt is of_evaluation.under_way:
+        if dealt is not None and (num_items_in_batch is None or dealt is of_evaluation.under_way):
             num_items_in_batch = torch.tensor(max(1, dealt.targets), device=args.device)
         nonlocal has_new_loss
         if dealt is not None and has_new_loss:

@@ -314,7 +314,7 @@ def _begin(module, attached, given, ahead, dealt):
     if dealt is None and trains:
         note_call_without(shape, given.get("input_ids"))
     if dealt is not None:
-        dealt.is_taken, parts = True, dealt.parts
+        parts = dealt.parts(trains)
     elif parts is None or len(parts) != count:
         parts = parts_of(shape, given, count)
     return _Call(shape, parts, trains, "position_ids" in given)

@@ -11,7 +11,9 @@ transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")
 
 from test_fine_tuning import lora_config, words  # noqa: E402
+from test_transformers_masks import of_experts  # noqa: E402
 from test_transformers_shard import loss_of as step_loss_of  # noqa: E402
+from test_transformers_shard_misuse import OfImages  # noqa: E402
 from test_transformers_trainer import LENGTHS, set_environment  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from transformers_model import documents_of, keep_fp64, loss_of, make, packed, worst_gradient  # noqa: E402
@@ -51,25 +53,49 @@ def trained(model, has_lora, is_dealt):
     return [(name, entry[name]) for entry in trainer.state.log_history for name in COMPARED if name in entry], weights
 
 
-def dealt(port, nano_batches, has_lora):
+def of_kind(kind):
+    model = make()
+    model.__class__ = kind
+    return model
+
+
+def dealt(port, kind, nano_batches, has_lora):
     set_environment(port)
-    model, before = make(), distca.statistics().sent_bytes
+    model, before = of_kind(kind), distca.statistics().sent_bytes
     distca.transformers.attach(model, nano_batches=nano_batches)
     return *trained(model, has_lora, is_dealt=True), distca.statistics().sent_bytes - before
 
 
-@pytest.mark.parametrize("nano_batches, has_lora", [(1, False), (2, True)])
-def test_trl_has_the_losses_and_weights_of_one_process(two, nano_batches, has_lora):
+@pytest.mark.parametrize("kind, nano_batches, has_lora", [
+    (transformers.LlamaForCausalLM, 1, False), (transformers.LlamaForCausalLM, 2, True), (OfImages, 1, False)])
+def test_trl_has_the_losses_and_weights_of_one_process(two, kind, nano_batches, has_lora):
     pytest.importorskip("trl")
     if has_lora:
         pytest.importorskip("peft")
-    wanted, want_weights = trained(make(), has_lora, is_dealt=False)
+    wanted, want_weights = trained(of_kind(kind), has_lora, is_dealt=False)
     assert [name for name, _ in wanted].count("loss") == 4 and [name for name, _ in wanted].count("eval_loss") == 2
-    for logged, weights, sent in two.run(dealt, two.store.port, nano_batches, has_lora):
+    for logged, weights, sent in two.run(dealt, two.store.port, kind, nano_batches, has_lora):
         assert sent > 0
         for (name, value), (of, want) in zip(logged, wanted, strict=True):
             assert name == of and math.isclose(value, want, rel_tol=COMPARED[name]), (name, logged, wanted)
         assert worst_gradient(weights, want_weights) < 1e-4
+
+
+def test_experts_are_refused_until_their_routers_have_no_loss():
+    """SFTTrainer asks for it, whatever the model's configuration says."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words(), eos_token="1", pad_token="0")
+    for weight in (0.001, 0.0):
+        model = of_experts("Qwen3Moe")
+        distca.transformers.attach(model)
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = trl.SFTTrainer(model=model, processing_class=tokenizer, train_dataset=datasets.Dataset.from_list(ROWS), args=trl.SFTConfig(
+                output_dir=folder, use_cpu=True, bf16=False, padding_free=True, max_length=None, report_to="none", router_aux_loss_coef=weight))
+            if weight == 0:
+                distca.transformers.shard(trainer)
+            else:
+                with pytest.raises(ValueError, match=r"^output_router_logits: .*SFTTrainer: router_aux_loss_coef=0"):
+                    distca.transformers.shard(trainer)
 
 
 def test_alora_is_refused():

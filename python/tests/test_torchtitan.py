@@ -57,7 +57,7 @@ def config_of(layout="FSDP", checkpointing="none", **given):
 
 
 def watched(trainer):
-    """[(document, begin, end)] of this rank's pieces of every batch, and how many rows it had."""
+    """[(document, begin, end)] of this rank's pieces of every batch, and how many rows it had; and the trainer."""
     seen, process = [], trainer.post_dataloading_process
 
     def post_dataloading_process(inputs, labels):
@@ -65,7 +65,7 @@ def watched(trainer):
         return process(inputs, labels)
 
     trainer.post_dataloading_process = post_dataloading_process
-    return seen
+    return seen, trainer
 
 
 def alone(given):
@@ -74,9 +74,9 @@ def alone(given):
 
 def dealt(given, at_once):
     before = ours.statistics()
-    found, seen = titan.trained(distca.torchtitan.use(config_of(**given), at_once), look=watched)
+    found, (seen, trainer) = titan.trained(distca.torchtitan.use(config_of(**given), at_once), look=watched)
     done = ours.statistics()
-    return found, seen, done.forwards - before.forwards, done.sent_bytes - before.sent_bytes
+    return found, seen, trainer.ntokens_seen, done.forwards - before.forwards, done.sent_bytes - before.sent_bytes
 
 
 def compared(found, want):
@@ -100,7 +100,8 @@ def test_a_step_is_that_of_one_process(one, two, model, window, chunks, at_once,
     want, = one.run(alone, dict(**usual, rows=2, accumulated=2))
     answers = two.run(dealt, dict(**usual, layout=layout, chunks=chunks, accumulated=2, ranks=2), at_once)
     steps, layers, passes = 2, 2, 2 * (2 if at_once else 1)
-    for found, seen, forwards, _ in answers:
+    assert sum(tokens for _, _, tokens, *_ in answers) == steps * 2 * 2 * titan.TOKENS  # none is filling
+    for found, seen, _, forwards, _ in answers:
         share, worst = compared(found, want)
         assert share <= 1, (share, worst)
         assert forwards == steps * layers * passes and len(seen) == steps * passes
@@ -120,7 +121,7 @@ def check_cuts(answers, tokens, multiple):
 
 def test_a_process_by_itself(one):
     given = dict(rows=2)
-    (want,), ((found, _, _, sent),) = one.run(alone, given), one.run(dealt, given, None)
+    (want,), ((found, *_, sent),) = one.run(alone, given), one.run(dealt, given, None)
     assert compared(found, want)[0] <= 1 and sent == 0
 
 

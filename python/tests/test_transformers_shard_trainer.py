@@ -14,6 +14,7 @@ from test_transformers_trainer import LENGTHS, set_environment  # noqa: E402
 from transformers_model import documents_of, make  # noqa: E402
 
 import distca.transformers  # noqa: E402
+from distca._shard import Steps  # noqa: E402
 
 DATASET = [{"input_ids": document.tolist()} for document in documents_of([*LENGTHS, 900, 3, 5, 2])]
 
@@ -96,6 +97,7 @@ def test_a_resumed_run_has_the_losses_of_one_that_was_not_stopped(trainers, at_o
     ({"average_tokens_across_devices": False}, "average_tokens_across_devices = False"),
     ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches = True"),
     ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha: its noise is scaled by the rows of a rank"),
+    ({"eval_use_gather_object": True}, "eval_use_gather_object = True: losses are gathered as tensors"),
 ])
 def test_settings_that_read_whole_rows_are_refused(change, line):
     model = make("llama")
@@ -113,9 +115,84 @@ def test_metrics_of_whole_rows_are_refused():
         with pytest.raises(ValueError, match="compute_metrics reads the predictions of whole rows"):
             distca.transformers.shard(trainer)
         trainer.compute_metrics = None
+        trainer.args._n_gpu = 2
+        with pytest.raises(ValueError, match="^DataParallel of 2 devices is not served: start a process for each with torchrun"):
+            distca.transformers.shard(trainer)
+        trainer.args._n_gpu = 0
         distca.transformers.shard(trainer)
+        trainer.compute_metrics = lambda _: {}
+        with pytest.raises(ValueError, match="^compute_metrics reads the predictions of whole rows"):
+            trainer.evaluate()
         with pytest.raises(ValueError, match="the steps of this trainer are dealt already"):
             distca.transformers.shard(trainer)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(DATASET[:5])
+
+
+def evaluation_of_stream(port):
+    set_environment(port)
+    model = make("llama")
+    distca.transformers.attach(model)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(model, folder, 1, accelerator_config={"dispatch_batches": False})
+        distca.transformers.shard(trainer)
+        try:
+            return trainer.evaluate(Stream())["eval_loss"]
+        except ValueError as error:
+            return str(error)
+
+
+def test_an_evaluation_of_a_stream(trainers):
+    """Nobody knows how many samples it has until it ends."""
+    with Ranks(1) as one:
+        assert math.isfinite(*one.run(evaluation_of_stream, one.store.port))
+    for said in trainers.run(evaluation_of_stream, trainers.store.port):
+        assert said.startswith("eval_dataset has no length, so Accelerate repeats its first samples at its end")
+
+
+class Drawn(torch.utils.data.Sampler):
+    """Draws anew each time, as that of train_sampling_strategy="group_by_length"."""
+
+    def __init__(self, data):
+        self.data, self.generator = data, torch.Generator().manual_seed(3)
+
+    def __len__(self):
+        return len(self.data)
+
+    def __iter__(self):
+        return iter(torch.randperm(len(self.data), generator=self.generator).tolist())
+
+
+def test_an_evaluation_has_the_batches_that_it_has_without_shard(tmp_path):
+    """Its sampler draws; a mean of batches' losses depends on what they have."""
+    losses = []
+    for is_dealt in (False, True):
+        model = make("llama")
+        distca.transformers.attach(model)
+        trainer = trainer_of(model, tmp_path, 1)
+        if is_dealt:
+            distca.transformers.shard(trainer)
+        trainer._get_eval_sampler = Drawn
+        losses.append(trainer.evaluate()["eval_loss"])
+    assert math.isclose(*losses, rel_tol=1e-6), losses
+
+
+class Batches(torch.utils.data.BatchSampler):
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+def test_an_epoch_reaches_a_sampler_below_what_skips_batches():
+    batches = Batches(torch.utils.data.SequentialSampler(DATASET), 2, False)
+    shard_of_rank = accelerate.data_loader.BatchSamplerShard(batches, 2, 0)
+    loader = accelerate.skip_first_batches(torch.utils.data.DataLoader(DATASET, batch_sampler=shard_of_rank), 1)
+    Steps(None, loader, 1).set_epoch(3)
+    assert batches.epoch == 3
 
 
 class OwnLoss(transformers.Trainer):

@@ -271,6 +271,16 @@ REFUSED = [
     ({}, {"head_dim": 264}, "head_dim of q is 264: 1 to 256"),
     ({}, {"dtype": torch.float16}, "float16 is not served"),
 ]
+
+
+def test_what_has_a_value_for_each_token_goes_to_its_nano_batch():
+    model, taken = attached(2), []
+    model.model.layers[0].register_forward_pre_hook(lambda _, __, given: taken.append(given["domain_ids"]), with_kwargs=True)
+    tokens = torch.arange(29)[None]
+    model(input_ids=tokens, position_ids=torch.tensor([[*range(20), *range(9)]]), domain_ids=tokens + 7)
+    assert sorted(ids.flatten().tolist() for ids in taken) == [list(range(7, 27)), list(range(27, 36))]
+
+
 REFUSED_OF_NANO_BATCHES = [({"mine": torch.zeros(6)}, "mine has no value for each token, so it cannot be divided: attach with nano_batches=1")]
 
 
