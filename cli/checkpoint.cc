@@ -104,12 +104,12 @@ void print_run(const Shown& shown, const fs::path& run) {
   }
   fmt::print("\n{}", table.to_string());
   if (shown.set_aside.empty()) return;
-  std::vector<int64_t> steps;
-  for (const CheckpointPlace& place : shown.set_aside) steps.push_back(place.step);
+  std::vector<std::string> names;
+  for (const CheckpointPlace& place : shown.set_aside) names.push_back(place.folder.filename());
   fmt::print(
-      "Set aside: step {} (in {}). A run that did not go on from there has begun in this folder;\n"
+      "Set aside: {} (in {}). A run that did not go on from there has begun in this folder;\n"
       "its first checkpoint removes them.\n",
-      fmt::join(steps, ", "), shown.set_aside.front().folder.parent_path().string());
+      fmt::join(names, ", "), shown.set_aside.front().folder.parent_path().string());
 }
 
 void print(const Shown& shown, const ShowOptions& options) {

@@ -40,8 +40,11 @@ class TokenProgress {
     const double left_s = since_begin_.seconds() * static_cast<double>(bytes_ - read) /
                           static_cast<double>(std::max<int64_t>(read, 1));
     const auto left = static_cast<int64_t>(left_s);
-    fmt::print(stderr, "{}{} documents, {} tokens, {}:{:02} left{}", terminal_ ? "\r" : "",
-               with_thousands(documents), with_thousands(tokens), left / 60, left % 60,
+    // How much a pipe holds is not known.
+    const std::string until =
+        bytes_ > 0 ? fmt::format(", {}:{:02} left", left / 60, left % 60) : "";
+    fmt::print(stderr, "{}{} documents, {} tokens{}{}", terminal_ ? "\r" : "",
+               with_thousands(documents), with_thousands(tokens), until,
                terminal_ ? "\033[K" : "\n");
     std::fflush(stderr);
   }

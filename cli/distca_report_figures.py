@@ -101,7 +101,8 @@ def loads_of_prediction(prediction):
             for server, (packed, load) in enumerate(zip(before, after))]
     keys = [("k-attention", "after balancing"), ("mark packing", "before balancing (plain packing)")]
     return Figure(heading, legend(keys) + bars(rows, "(query, key) pairs", heading), [prediction.source()],
-                  ["Loads are (query, key) pairs of one layer, in a pipeline of all layers of forward."],
+                  ["Loads are (query, key) pairs of one layer, in a pipeline of all layers of forward, summed over nano-batches. "
+                   "The heading's max/mean is that of one nano-batch after another."],
                   (("server", "before", "after"), [[str(server), number_text(one), number_text(other)]
                                                    for server, (one, other) in enumerate(zip(before, after))]))
 

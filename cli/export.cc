@@ -122,8 +122,9 @@ void export_weights(const ExportOptions& options) {
                   "anew",
                   source.string(), (source / kWeightsFile).string());
   // A write that is interrupted would lose them.
-  const fs::path run =
-      is_checkpoint ? fs::weakly_canonical(source).parent_path().parent_path() : source;
+  fs::path run = fs::weakly_canonical(source / ".", ignored);
+  if (is_checkpoint) run = run.parent_path();
+  if (run == checkpoints_folder(run.parent_path())) run = run.parent_path();
   DISTCA_THROW_IF(
       fs::exists(run / kWeightsFile, ignored) && fs::equivalent(options.out.folder(), run, ignored),
       ErrorKind::kUsage,

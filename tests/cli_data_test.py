@@ -189,7 +189,7 @@ class Prepare(unittest.TestCase):
         for data in (lines, gzip.compress(lines)):
             pipe = self.folder / "pipe"
             os.mkfifo(pipe)
-            writer = threading.Thread(target=pipe.write_bytes, args=(data,))
+            writer = threading.Thread(target=pipe.write_bytes, args=(data,), daemon=True)
             writer.start()
             self.succeed("--overwrite", jsonl=("pipe",))
             writer.join()

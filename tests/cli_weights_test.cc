@@ -94,6 +94,10 @@ TEST_F(CliWeightsTest, a_run_whose_newest_weights_are_a_checkpoints_is_no_model_
   EXPECT_THAT(refusal({"verify", "model.from=" + run_.string(), "data.prefix=" + prefix_.string(),
                        "--workers", "2"}),
               HasSubstr(line));
+  for (const fs::path& source : {run_, run_ / "checkpoints", run_ / "checkpoints/step_000012"}) {
+    EXPECT_THAT(refusal({"export", source, "--out", run_, "--overwrite"}),
+                HasSubstr("the weights of the exported run's end are there: name another folder"));
+  }
   succeed({"export", run_, "--out", folder_ / "model"});
   EXPECT_FALSE(read_file(folder_ / "model" / "model.safetensors") == older);
 }

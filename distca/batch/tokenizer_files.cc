@@ -124,10 +124,12 @@ void save_tokenizer(const fs::path& prefix, const TokenizerRecord& record,
                     const FilesByName& files) {
   std::error_code ignored;  // there may be none
   fs::remove(tokenizer_record_file(prefix), ignored);
-  // Others in a folder of this name are not ours.
-  for (const auto& [name, path] : tokenizer_files(tokenizer_folder(prefix)))
-    fs::remove(path, ignored);
-  fs::remove(tokenizer_folder(prefix), ignored);
+  // Other files in a folder of this name are not ours, nor are those that a link leads to.
+  const fs::path folder = tokenizer_folder(prefix);
+  if (!fs::is_symlink(folder, ignored)) {
+    for (const auto& [name, path] : tokenizer_files(folder)) fs::remove(path, ignored);
+  }
+  fs::remove(folder, ignored);
   for (const auto& [name, text] : files)
     write_file_atomically(tokenizer_folder(prefix) / name, text);
   Json json{{"documents", record.documents},

@@ -67,6 +67,11 @@ TEST_F(TokenizerFilesTest, a_folder_of_the_tokenizers_name_keeps_what_is_no_toke
   const FilesByName files = files_beside_weights(DataBlend(prefix));
   EXPECT_EQ(files.at("tokenizer.json"), "mine");
   EXPECT_FALSE(files.contains("model.safetensors"));
+  fs::rename(folder, folder_ / "model");
+  fs::create_directory_symlink(folder_ / "model", folder);
+  tokenized("set", "newest");
+  EXPECT_EQ(read_file(folder / "tokenizer.json"), "newest");
+  EXPECT_EQ(read_file(folder_ / "model" / "tokenizer.json"), "mine");
 }
 
 TEST_F(TokenizerFilesTest, the_record_says_which_ids_a_set_has_unless_it_is_of_another_one) {

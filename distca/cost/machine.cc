@@ -253,7 +253,8 @@ double PhaseTimes::seconds(int64_t num_tokens) const {
   const auto t = static_cast<double>(num_tokens);
   const double slope = (ns1 - ns0) / (t1 - t0);
   // Beyond what was measured, more tokens never take less: noise alone makes a line fall.
-  if (num_tokens > tokens.back() && slope < 0) return 1e-9 * ns1;
+  if (slope < 0 && t < t0) return 1e-9 * ns0;
+  if (slope < 0 && t > t1) return 1e-9 * ns1;
   const bool is_below_zero = at == 0 && ns0 < slope * t0;
   return 1e-9 * (is_below_zero ? ns0 * t / t0 : ns0 + slope * (t - t0));
 }

@@ -57,7 +57,7 @@ struct PhaseTimes {
 
   /// The seconds of an operation for so many tokens: on the line through the two nearest counts.
   /// Below the first count, they are at most in proportion to the tokens where that line would fall
-  /// below 0 at no tokens.
+  /// below 0 at no tokens. Beyond the first and the last count, more tokens never take less.
   double seconds(int64_t num_tokens) const;
   bool operator==(const PhaseTimes&) const = default;
 };

@@ -84,6 +84,7 @@ TEST(Machine, a_phase_takes_what_lies_between_measured_token_counts) {
   const PhaseTimes falls{.tokens = {1000, 2000}, .ns = {3000, 2000}};
   EXPECT_DOUBLE_EQ(falls.seconds(1500), 2500e-9);
   EXPECT_DOUBLE_EQ(falls.seconds(5000), 2000e-9);
+  EXPECT_DOUBLE_EQ(falls.seconds(500), 3000e-9);
   EXPECT_DOUBLE_EQ(times.seconds(500), 1000e-9) << "before the first two";
   PhaseTimes steep = times;
   steep.ns = {1000, 2500, 6500};

@@ -6,7 +6,8 @@
 //     step.train(input, num_targets, {.optimizer = &weights.optimizer,
 //                                     .workers = &weights.workers,
 //                                     .all_stages = weights.all_stages(), ...});
-//     const std::vector<at::Tensor> trained = gather_trained_weights(weights, run);
+//     const std::vector<at::Tensor> trained =
+//         gather_trained_weights(comm, &weights, run, config.model);
 
 #include <functional>
 #include <memory>

@@ -46,7 +46,7 @@ class Dealt:
         self.receives, self.received = routes.receives, routes.received
         self.is_last = False  # no step comes after it
         self.is_taken = False  # an attached model was called with it
-        self.has_trained = False  # likewise, with gradients
+        self.trained = 0  # how often, with gradients
         self.is_missed = False  # an attached model was called with its tokens and without it, in training
 
     def deal(self, rows):
@@ -65,9 +65,14 @@ class Dealt:
         """[nano-batches] The rows and pieces of each, for a forward of an attached model.
 
         A second forward with gradients has copies of the pieces: by them, recomputation finds the forward that it belongs to.
+        Raises ValueError where a whole model is recomputed, which gets the first one's pieces, after two forwards.
         """
-        pieces = [seg.clone() for seg in self.pieces] if trains and self.has_trained else self.pieces
-        self.is_taken, self.has_trained = True, self.has_trained or trains
+        is_again = torch._C._current_graph_task_id() != -1  # within a backward
+        if is_again and self.trained > 1:
+            raise ValueError("several forwards with one step of shard wait for their backwards, and what is checkpointed is the whole "
+                             "model: checkpoint its layers (gradient_checkpointing_enable)")
+        pieces = [seg.clone() for seg in self.pieces] if trains and self.trained and not is_again else self.pieces
+        self.is_taken, self.trained = True, self.trained + (trains and not is_again)
         begins = accumulate(self.rows, initial=0)
         return [Part(_run(begin, begin + rows), seg) for begin, rows, seg in zip(begins, self.rows, pieces)]
 

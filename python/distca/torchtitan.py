@@ -147,7 +147,8 @@ class _Filled(Dealer):
     def dealt(self, columns, said, first):
         batch = super().dealt(columns, said, first)
         rows = batch["input_ids"].shape[1]
-        batch["filling"] = missing = -rows % self.multiple if rows else self.multiple
+        missing = -rows % self.multiple if rows else self.multiple
+        batch[DEALT].filling = missing
         room = torch.arange(missing, device="cpu")[None]
         for name, value in (("input_ids", 0), ("position_ids", room), ("shift_labels", IGNORED)):
             batch[name] = torch.cat([batch[name], torch.zeros_like(room) + value], 1)
@@ -190,14 +191,13 @@ class Trainer(stock.Trainer):
         for i, batch in enumerate(steps(self.dealer, items())):
             if i % (self.dealer.ranks // self.dealer.at_once) == 0 and states:
                 loader.state_dict = functools.partial(dict, states.popleft())
-            # TorchTitan counts all rows.
-            self.ntokens_seen -= batch["filling"]
-            self.metrics_processor.ntokens_since_last_log -= batch["filling"]
+            self.metrics_processor.ntokens_since_last_log -= batch[DEALT].filling  # all rows are counted there
             yield {"input": batch["input_ids"], "positions": batch["position_ids"], DEALT: batch[DEALT]}, batch["shift_labels"]
 
     def post_dataloading_process(self, input_dict, labels):
         dealt, positions = input_dict.pop(DEALT), input_dict.pop("positions")
         inputs, labels, kwargs = super().post_dataloading_process(input_dict, labels)
+        self.ntokens_seen -= dealt.filling
         return inputs, labels, {**kwargs, "positions": positions, "attention_masks": dealt}
 
 

@@ -1,5 +1,6 @@
 """Steps that are dealt where something takes them otherwise: another model, another loss, a copy of their tensors."""
 
+import functools
 import math
 
 import pytest
@@ -13,6 +14,7 @@ from rank_processes import Ranks  # noqa: E402
 from test_transformers_shard_trainer import losses_of, trainer_of  # noqa: E402
 from test_transformers_trainer import set_environment  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 from transformers_model import documents_of, make, packed, worst_gradient  # noqa: E402
 
 import distca.transformers  # noqa: E402
@@ -129,19 +131,29 @@ def test_a_trainer_that_makes_its_model_anew_is_refused(tmp_path):
         distca.transformers.shard(trainer)
 
 
-def gradients_of(calls):
-    """Of a step under checkpointing with which the model is called so many times, for one backward."""
+def gradients_of(calls, whole):
+    """Of a step under checkpointing, of layers or the whole model, that is called with it so many times for one backward."""
     model = make()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    if not whole:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     distca.transformers.attach(model)
     (batch,) = distca.transformers.shard([packed(documents_of([300, 41], seed=dist.get_rank()))], model)
-    sum(model(**batch, use_cache=False).loss for _ in range(calls)).backward()
+    call = functools.partial(checkpoint, model, use_reentrant=False) if whole else model
+    loss = sum(call(**batch, use_cache=False).loss for _ in range(calls))
+    try:
+        loss.backward()
+    except ValueError as error:
+        return str(error)
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 def test_a_step_may_go_through_models_twice_before_a_backward_under_checkpointing(ranks):
-    for once, twice in zip(ranks.run(gradients_of, 1), ranks.run(gradients_of, 2), strict=True):
-        assert worst_gradient(twice, {name: 2 * gradient for name, gradient in once.items()}) < 1e-5
+    once = ranks.run(gradients_of, 1, False)
+    for of_rank, whole, twice, refused in zip(once, ranks.run(gradients_of, 1, True), ranks.run(gradients_of, 2, False),
+                                              ranks.run(gradients_of, 2, True), strict=True):
+        assert worst_gradient(whole, of_rank) < 1e-5
+        assert worst_gradient(twice, {name: 2 * gradient for name, gradient in of_rank.items()}) < 1e-5
+        assert refused.startswith("several forwards with one step of shard wait for their backwards, and what is checkpointed is")
 
 
 @pytest.mark.parametrize("attn, line", [("sdpa", NOT_ATTACHED), ("eager", NOT_ATTACHED)])
