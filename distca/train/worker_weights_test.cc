@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "distca/base/error.h"
 #include "distca/model/weights_file.h"
 #include "distca/train/run_faults.h"
@@ -83,6 +85,21 @@ TEST(WorkerWeights, of_all_stages_come_to_rank_0_as_the_main_params_are) {
           });
     }
   }
+}
+
+TEST(WorkerWeights, ranks_meet_after_every_round_of_the_gathering) {
+  const Way way{.stages = 2, .replicas = 2};
+  const Config config = testing::config_of(way, "unused");
+  std::array<int, 4> met{};
+  testing::on_ranks(
+      config, way, [&](Communicator& comm, const RunGrid& run, WorkerWeights* weights) {
+        const std::vector<at::Tensor> mine =
+            weights->optimizer.gather_main_params(weights->all_workers);
+        if (mine.empty()) return;
+        gather_parts(weights->all_workers, run, config.model, mine, [&] { ++met[comm.rank()]; });
+      });
+  EXPECT_GT(met[0], 1);
+  EXPECT_THAT(met, ElementsAre(met[0], 0, met[0], 0));
 }
 
 TEST(WorkerWeights, a_replica_that_has_drifted_is_named_with_the_one_it_was_compared_with) {
