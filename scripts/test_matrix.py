@@ -4,7 +4,7 @@
     scripts/test_matrix.py                  all corners, one environment at a time; hours, since each PyTorch has a build
     scripts/test_matrix.py --rest           those that the log does not have; also after an interruption
     scripts/test_matrix.py CORNER...        these
-    scripts/test_matrix.py --table          writes the table of docs/python.md from the log, which each run does, too
+    scripts/test_matrix.py --table          writes bench/results/matrix.md from the log, which each run does, too
 
 A corner is a virtual environment (build/matrix/environment, removed afterwards) with the wheel of the package, built
 against that environment's PyTorch, in which a short form of the tests runs. What became of it is a line of the log, and
@@ -25,8 +25,7 @@ import sys
 from project import ROOT, read
 
 LOG = "bench/results/matrix.jsonl"
-PAGE = "docs/python.md"
-MARKS = ("<!-- scripts/test_matrix.py writes this table -->", "<!-- end of the table -->")
+PAGE = "bench/results/matrix.md"
 FOLDER = ROOT / "build/matrix"
 ENVIRONMENT = FOLDER / "environment"
 SECONDS = 3600  # that a corner's tests may take
@@ -214,29 +213,25 @@ def entries():
     return {entry["corner"]: entry for entry in map(json.loads, read(LOG).splitlines())}
 
 
-def table():
-    """Of all corners, those that have not been tried among them."""
-    rows, log = ["| PyTorch | with | Python | result | tried |", "|---|---|---|---|---|"], entries()
+def page():
+    """The table of all corners, those that have not been tried among them."""
+    rows = ["# With which versions the Python package was tried", "    make test-matrix", "",
+            "| PyTorch | with | Python | result | tried | commit |", "|---|---|---|---|---|---|"]
+    log = entries()
     for corner in CORNERS:
-        entry = log.get(corner.name, {"result": "not tried", "line": "", "versions": {}, "date": ""})
+        entry = log.get(corner.name, {"result": "not tried", "line": "", "versions": {}, "date": "", "commit": ""})
         wanted = dict(re.fullmatch(r"([^=]+)(?:==(.*)\.\*)?", one).groups("") for one in ("torch==" + corner.torch + ".*", *corner.packages))
         torch, *others = (f"{name} {entry['versions'].get(name, version)}".strip() for name, version in wanted.items())
         line = f": {entry['line']}" if entry["line"] and entry["result"] != "passed" else ""
-        rows.append(f"| {torch.removeprefix('torch ')} | {', '.join(others)} | {corner.python} | {entry['result']}{line} | "
-                    f"{entry['date'] if entry['result'] != 'not tried' else ''} |")
-    return "\n".join(rows)
-
-
-def page_with_table():
-    """The text of the page with the table of the log in it."""
-    before, rest = read(PAGE).split(MARKS[0])
-    return f"{before}{MARKS[0]}\n{table()}\n{MARKS[1]}{rest.split(MARKS[1])[1]}"
+        when = f"{entry['date']} | {entry['commit']}" if entry["result"] != "not tried" else " |"
+        rows.append(f"| {torch.removeprefix('torch ')} | {', '.join(others)} | {corner.python} | {entry['result']}{line} | {when} |")
+    return "\n".join(rows) + "\n"
 
 
 def note(entry):
     log = {**entries(), entry["corner"]: entry}
     (ROOT / LOG).write_text("".join(json.dumps(log[name]) + "\n" for name in NAMES if name in log))
-    (ROOT / PAGE).write_text(page_with_table())
+    (ROOT / PAGE).write_text(page())
 
 
 def main():
@@ -248,7 +243,7 @@ def main():
     if unknown := set(options.corners) - set(NAMES):
         parser.error(f"no such corner: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     if options.table:
-        (ROOT / PAGE).write_text(page_with_table())
+        (ROOT / PAGE).write_text(page())
         return
     results = {name: entry["result"] for name, entry in entries().items()}
     chosen = [corner for corner in CORNERS if corner.name in (options.corners or NAMES)

@@ -1,6 +1,6 @@
 """Tiny random models of every entry of Transformers' table of causal language models, attached, against sdpa.
 
-    python causal_models.py             the table of docs/python.md, in some minutes
+    python causal_models.py             the table of bench/results/causal_models_*.md, in some minutes
     python causal_models.py NAME...     what becomes of these entries
 """
 
