@@ -82,7 +82,7 @@ TEST_P(PublishedNumbers, are_reached) {
   EXPECT_THAT(original_violations(plan), IsEmpty());
 }
 
-// The figures are those that docs/planner.md tells of the released planner.
+// The figures are those of the released planner in bench/results/planner_epyc_2026-11-21.md.
 INSTANTIATE_TEST_SUITE_P(
     , PublishedNumbers,
     ::testing::Values(

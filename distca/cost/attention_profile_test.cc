@@ -158,9 +158,9 @@ TEST(H200Profile, throughput_is_that_of_the_papers_figure_5) {
               2.5 / 0.8 * static_cast<double>(price.passes(all, all).forward), 2);
 }
 
-// The times are those of docs/cost.md: one document a call on an H100, TP 8. Their file names no
-// heads; they are those of 8 heads a rank at the H200's rate (the authors' simulator has a model of
-// 64 heads).
+// The times are the published ones of bench/results/gpu_h100_2026-11-27.md: one document a call on
+// an H100, TP 8. Their file names no heads; they are those of 8 heads a rank at the H200's rate
+// (the authors' simulator has a model of 64 heads).
 TEST(H200Profile, with_a_launch_is_within_a_tenth_of_the_h100) {
   const AttentionProfile profile = h200_profile();
   const TaskPrice price({.num_heads = 8, .num_kv_heads = 1}, &profile);

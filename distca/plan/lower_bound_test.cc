@@ -21,7 +21,8 @@ Plan unplanned(const PlanRequest& request) {
 }
 
 TEST(LowerBound, of_the_workloads_is_that_of_the_table) {
-  // The table is that of docs/planner.md, at max/mean 1.02; MB are 10^6 bytes.
+  // The table is that of bench/results/planner_epyc_2026-11-21.md, at max/mean 1.02; MB are
+  // 10^6 bytes.
   const std::pair<const char*, int64_t> found[] = {{"pretrain_64x128k_2", 7534},
                                                    {"pretrain_64x128k_1", 7023},
                                                    {"prolong_64x128k_0", 7269},

@@ -43,7 +43,8 @@ Traffic traffic(const Plan& plan) {
   return traffic;
 }
 
-/// The figures of the released planner (docs/planner.md), in MiB, and the share to stay below.
+/// The figures of the released planner (bench/results/planner_epyc_2026-11-21.md), in MiB, and
+/// the share to stay below.
 struct Original {
   const char* workload;
   int64_t all;

@@ -43,7 +43,8 @@ int64_t largest(const Plan& plan, int64_t ServerLoad::*bytes) {
   return most;
 }
 
-/// The figures of the released planner (docs/planner.md), in MiB, and the share to stay below.
+/// The figures of the released planner (bench/results/planner_epyc_2026-11-21.md), in MiB, and
+/// the share to stay below.
 struct OriginalPlan {
   const char* workload;
   int64_t bytes, receive;

@@ -43,8 +43,8 @@ int64_t bytes(const Plan& plan) {
   return summary.qkv_bytes + summary.o_bytes;
 }
 
-/// The bytes that the released planner moves (docs/planner.md), and the share of them that ours may
-/// move.
+/// The bytes that the released planner moves (bench/results/planner_epyc_2026-11-21.md), and the
+/// share of them that ours may move.
 struct SplitKvCase {
   const char* name;
   int64_t original_mib;       // Q, K, V and O
