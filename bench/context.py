@@ -95,6 +95,11 @@ class Rank(training.Rank):
         self.method = self.rivals.METHODS[arm](places)
         targets = self.torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:]
         rows = self.method.indices
+        if len(rows) == 0:  # fewer documents than ranks: this one has none, which Transformers does not take
+            for parameter in self.theirs.parameters():
+                parameter.grad = self.torch.zeros_like(parameter)
+            self.dist.barrier()
+            return {"step_s": 0, "processor_s": 0, "received_bytes": 0}
         mine = {"input_ids": batch["input_ids"][:, rows], "position_ids": batch["position_ids"][:, rows],
                 "labels": targets[:, rows], "shift_labels": targets[:, rows], "use_cache": False,
                 "num_items_in_batch": targets.ge(0).sum()}
