@@ -230,15 +230,11 @@ class RowContest {
     return found;
   }
 
-  /// PaperResult::move
-  PaperMove largest_move(const PaperResult& result) const {
-    const double speedup = result.speedup(result.original);
-    std::map<MachineNumber, double> change;  // the logarithm of the speed-up, if a fifth better
-    for (const auto& [number, shorter] : shorter_by(*result.wlb))
-      change[number] += std::log1p(-shorter);
-    for (const auto& [number, shorter] : shorter_by(*result.original))
-      change[number] -= std::log1p(-shorter);
-    const bool is_below = result.place() < 0;
+  /// Of one step's time over another's, which is below the published range or above.
+  PaperMove largest_move(const PaperBest& step, const PaperBest& over, bool is_below) const {
+    std::map<MachineNumber, double> change;  // the logarithm of the ratio, if a fifth better
+    for (const auto& [number, shorter] : shorter_by(step)) change[number] += std::log1p(-shorter);
+    for (const auto& [number, shorter] : shorter_by(over)) change[number] -= std::log1p(-shorter);
     PaperMove most;
     double largest = 0;
     for (const auto& [number, more] : change) {
@@ -246,7 +242,7 @@ class RowContest {
       largest = std::abs(more);
       most = {.number = number,
               .is_better = (more > 0) == is_below,
-              .speedup = speedup * std::exp(is_below ? largest : -largest)};
+              .ratio = step.seconds / over.seconds * std::exp(is_below ? largest : -largest)};
     }
     return most;
   }
@@ -318,6 +314,12 @@ class RowContest {
   std::vector<std::string> refusals_;
 };
 
+/// -1, 0 or 1: below, in or above, rounded to hundredths as the range is.
+int place_in(const PaperRange& range, double found) {
+  const double rounded = std::round(100 * found) / 100;
+  return rounded < range.least ? -1 : rounded > range.most ? 1 : 0;
+}
+
 }  // namespace
 
 std::string PaperBest::words() const {
@@ -347,10 +349,12 @@ double PaperResult::best_against_best() const {
 }
 
 std::optional<int> PaperResult::place() const {
-  const double found = std::round(100 * speedup(original)) / 100;
+  const double found = speedup(original);
   if (found == 0 || row.published.most == 0) return std::nullopt;
-  return found < row.published.least ? -1 : found > row.published.most ? 1 : 0;
+  return place_in(row.published, found);
 }
+
+int OneStreamCost::place() const { return place_in(kOneStream, longer); }
 
 double PaperResult::speedup_of_stages(int stages) const {
   const auto seconds = [&](const std::optional<PaperBest>& best) {
@@ -367,7 +371,8 @@ PaperResult play_row(const PaperRow& row, const PaperStudy& study) {
                      .wlb = contest.best(kAllGather, stages),
                      .original = contest.best(kOriginal, stages),
                      .ours = contest.best(kOurs, stages)};
-  if (result.place().value_or(0) != 0) result.move = contest.largest_move(result);
+  if (const int place = result.place().value_or(0); place != 0)
+    result.move = contest.largest_move(*result.wlb, *result.original, place < 0);
   if (row.table != PaperTable::kThreeDimensions) {
     result.wlb_alone = contest.best(kAllGather, kAlone);
     result.ours_alone = contest.best(kOurs, kAlone);
@@ -406,9 +411,12 @@ OneStreamCost one_stream_cost(const PaperRow& row, const PaperStudy& study) {
   one_stream.setting.overlap = Overlap::kNone;
   Machine free = contest.machine();
   free.at(MachineNumber::kBetweenGbPerS).value = kFreeGbPerS;
-  return {.longer = contest.played(one_stream, contest.machine()).seconds / hidden->seconds - 1,
-          .bytes_cost =
-              1 - contest.played({.setting = hidden->setting}, free).seconds / hidden->seconds};
+  const PaperBest exposed = contest.played(one_stream, contest.machine());
+  OneStreamCost cost{.longer = exposed.seconds / hidden->seconds - 1,
+                     .bytes_cost = 1 - contest.played({.setting = hidden->setting}, free).seconds /
+                                           hidden->seconds};
+  if (cost.place() != 0) cost.move = contest.largest_move(exposed, *hidden, cost.place() < 0);
+  return cost;
 }
 
 }  // namespace distca

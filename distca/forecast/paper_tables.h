@@ -41,12 +41,12 @@ struct PaperBest {
   std::string words() const;        // "P 2, N 16, CP 4, selective"
 };
 
-/// A number of the machine, and what the speed-up of the paper's planner would be, to first order,
-/// if that were a fifth (kBetter) better or worse.
+/// A number of the machine, and what one step's time over another's would be, to first order, if
+/// that were a fifth (kBetter) better or worse.
 struct PaperMove {
   MachineNumber number = MachineNumber::kLinearTflops;
   bool is_better = false;
-  double speedup = 0;
+  double ratio = 0;
 };
 
 /// A way to train is not set where nothing fits the memory.
@@ -83,6 +83,11 @@ double all_gather_share(int nodes, const Machine& machine);
 /// stream, and how much shorter with messages that take no time for their bytes.
 struct OneStreamCost {
   double longer = 0, bytes_cost = 0;
+  /// The number that moves it most towards the published range. Set where it is outside.
+  std::optional<PaperMove> move = {};
+
+  /// As of PaperResult.
+  int place() const;
 };
 OneStreamCost one_stream_cost(const PaperRow& row, const PaperStudy& study);
 

@@ -69,7 +69,7 @@ TEST(PaperTables, settings_of_a_row_are_within_their_bounds) {
   EXPECT_EQ(result.speedup_of_stages(1), result.speedup(result.original));
   EXPECT_EQ(result.move.has_value(), result.place() != 0);
   if (result.move) {
-    EXPECT_EQ(result.move->speedup > result.speedup(result.original), result.place() < 0);
+    EXPECT_EQ(result.move->ratio > result.speedup(result.original), result.place() < 0);
   }
 }
 
@@ -80,6 +80,18 @@ TEST(PaperTables, one_stream_takes_longer_and_free_bytes_do_not) {
   EXPECT_LT(cost.longer, .5);
   EXPECT_GE(cost.bytes_cost, 0);
   EXPECT_LT(cost.bytes_cost, cost.longer);
+  ASSERT_EQ(cost.move.has_value(), cost.place() != 0);
+  if (cost.move) {
+    EXPECT_EQ(cost.move->ratio > 1 + cost.longer, cost.place() < 0);
+    EXPECT_EQ(cost.move->number, MachineNumber::kBetweenGbPerS) << "what one stream does not hide";
+  }
+}
+
+TEST(PaperTables, one_stream_costs_what_the_paper_says_from_10_to_17_percent) {
+  EXPECT_EQ(OneStreamCost{.longer = .094}.place(), -1);
+  EXPECT_EQ(OneStreamCost{.longer = .096}.place(), 0) << "shown as 10 %";
+  EXPECT_EQ(OneStreamCost{.longer = .174}.place(), 0);
+  EXPECT_EQ(OneStreamCost{.longer = .176}.place(), 1);
 }
 
 TEST(PaperTables, a_place_is_by_hundredths) {
