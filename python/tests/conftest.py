@@ -39,3 +39,10 @@ def two():
 def four():
     with Ranks(4) as ranks:
         yield ranks
+
+
+@pytest.fixture(scope="module")
+def eight():
+    """For long grids."""
+    with Ranks(8) as ranks:
+        yield ranks

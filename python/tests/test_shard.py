@@ -118,6 +118,13 @@ def test_four_ranks_in_turns_of_two(four):
     assert max(difference for difference, _ in four.run(train, steps, 2, 2, "mean")) < 1e-10
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("at_once, accumulate", [(None, 1), (4, 2), (1, 8)])
+def test_eight_ranks(eight, at_once, accumulate):
+    steps = [[*of_ranks, [250], [], [700, 2], [1], [33]] for of_ranks in STEPS["odd"]]
+    assert max(difference for difference, _ in eight.run(train, steps, at_once, accumulate, "mean")) < 1e-10
+
+
 def whole_again(steps):
     """The worst difference of a loss of whole documents, by rows that go back to who gave them, and of its gradients."""
     ranks, rank = dist.get_world_size(), dist.get_rank()

@@ -42,7 +42,7 @@ def step(kind, precision, nano_batches, parallel, checkpointing, lengths, at_onc
     """(difference of the loss, worst difference of a gradient, rows of this rank, bytes sent) to one process."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    documents = [documents_of(lengths[r], seed=r) for r in range(ranks)]
+    documents = [documents_of(lengths[r] if r < len(lengths) else [], seed=r) for r in range(ranks)]
     items = sum(max(len(document) - 1, 0) for of_rank in documents for document in of_rank)
     one, model = make(kind, dtype), make(kind, dtype)
     if precision == "fp64":
@@ -87,12 +87,32 @@ def test_loss_and_gradients_are_those_of_one_process(three_ranks, precision, len
     check(three_ranks, precision, lengths, *how)
 
 
-@pytest.mark.parametrize("precision, lengths, how", [
+MORE_RANKS = [
     ("fp64", "odd", ("qwen2", 1, "fsdp2", "none")),
     ("fp64", "one document", ("llama", 2, "ddp", "whole", 2, 2)),
-], ids=str)
+]
+
+
+@pytest.mark.parametrize("precision, lengths, how", MORE_RANKS, ids=str)
 def test_four_ranks(four, precision, lengths, how):
     check(four, precision, lengths, *how)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("precision, lengths, how", [
+    *MORE_RANKS,
+    ("fp32", "odd", ("mistral", 2, "ddp", "selective")),
+    ("autocast", "odd", ("llama", 1, "fsdp2", "whole")),
+    ("fp64", "odd", ("llama", 2, "fsdp2", "none", 1, 8)),
+], ids=str)
+def test_eight_ranks(eight, precision, lengths, how):
+    check(eight, precision, lengths, *how)
+
+
+@pytest.mark.full
+def test_evaluation_is_the_same_on_eight_ranks(eight):
+    for (loss, targets), (want, wanted_targets), _ in eight.run(evaluation, LENGTHS["odd"], torch.float64, 1):
+        assert abs(loss - want) <= 1e-12 * want and targets == wanted_targets
 
 
 def evaluation(lengths, dtype, batches):
