@@ -53,11 +53,9 @@ struct Source {
 Source find_source(const fs::path& folder) {
   const NewestWeights found = newest_weights(folder);
   const fs::path& holds = found.checkpoint.empty() ? folder : found.checkpoint;
-  Source source{
-      .checkpoint = found.checkpoint,
-      .keys = {"model.from=" + holds.string()},
-      .words = holds.string() +
-               (found.steps ? fmt::format(": the weights after step {}", *found.steps) : "")};
+  Source source{.checkpoint = found.checkpoint,
+                .keys = {"model.from=" + holds.string()},
+                .words = found.steps ? describe_weights(holds, *found.steps) : holds.string()};
   if (source.checkpoint.empty()) return source;
   const std::map<std::string, std::string> config = read_checkpoint_index(holds).config;
   if (const auto dtype = config.find("model.dtype"); dtype != config.end()) {

@@ -75,7 +75,7 @@ Export of_checkpoint(const fs::path& folder) {
                         [reader](size_t tensor, std::span<std::byte> bytes) {
                           reader->read(static_cast<int64_t>(tensor), StatePart::kWeight, bytes);
                         }},
-          .from = fmt::format("{}: the weights after step {}", folder.string(), index.step),
+          .from = describe_weights(folder, index.step),
           .tokenizer = std::move(beside.tokenizer)};
 }
 

@@ -153,6 +153,13 @@ void mark_bad_step(const fs::path& run, int64_t step) {
                         "does not count it.\n");
 }
 
+std::string describe_weights(const fs::path& checkpoint, int64_t step) {
+  std::error_code ignored;
+  const bool is_marked = fs::exists(checkpoint / kBadStep, ignored);
+  return fmt::format("{}: the weights after step {}{}", checkpoint.string(), step,
+                     is_marked ? ", which a bad step followed, so they may be spoilt" : "");
+}
+
 void complete_checkpoint(const fs::path& run, const CheckpointIndex& index) {
   const fs::path unfinished = unfinished_checkpoint(run, index.step);
   write_file_atomically(unfinished / kIndexFile, canonical_json(to_json(index)));

@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "distca/checkpoint/index.h"
@@ -61,6 +62,9 @@ FoundCheckpoints find_checkpoints(const std::filesystem::path& path);
 std::filesystem::path unfinished_checkpoint(const std::filesystem::path& run, int64_t step);
 /// Says in an unfinished checkpoint that the step after it was bad, or its last one was.
 void mark_bad_step(const std::filesystem::path& run, int64_t step);
+/// The weights of a complete checkpoint, for people: "runs/a/checkpoints/step_000020: the weights
+/// after step 20", and that they may be spoilt where a bad step followed.
+std::string describe_weights(const std::filesystem::path& checkpoint, int64_t step);
 /// Writes the index and gives the checkpoint its final name.
 void complete_checkpoint(const std::filesystem::path& run, const CheckpointIndex& index);
 /// Removes what a killed save has left.

@@ -96,6 +96,10 @@ TEST_F(checkpoint_folder, those_before_a_bad_step_count_for_nothing_and_go_with_
   remove_old_checkpoints(run_, 30, 1, 0);
   EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(20, 25));
   EXPECT_TRUE(complete_checkpoints(run_).back().before_bad_step);
+  for (const CheckpointPlace& place : complete_checkpoints(run_)) {
+    const std::string words = describe_weights(place.folder, place.step);
+    EXPECT_EQ(words.find("may be spoilt") != std::string::npos, place.step == 25) << words;
+  }
   write_checkpoint(run_, 30);
   remove_old_checkpoints(run_, 30, 2, 5);
   EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(20, 30));
