@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/pipeline_setup.h"
 #include "bench/recorded_testing.h"
 #include "distca/base/json.h"
 #include "distca/sim/player.h"
@@ -33,5 +34,8 @@ Wire assumed_wire(int64_t bytes_per_s, int64_t burst_bytes = 0);
 Wire loopback();  // 4 GB/s, assumed
 
 double seconds_of(const std::vector<Program>& programs, const OpPrices& prices, const Wire& wire);
+/// A step whose operations sleep their prices, and whose communications take assumed_rates() to
+/// issue. `late_s`: how much longer than its prices the latest rank slept, all together.
+double paced_seconds(const PacedStep& step, const Wire& wire, double late_s = 0);
 
 }  // namespace distca::bench

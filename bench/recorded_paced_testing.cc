@@ -9,11 +9,7 @@
 #include "bench/recorded_lines_testing.h"
 
 namespace distca::bench {
-namespace {
-
-/// The step of a setting whose sleeps are as late as was measured. `late_s`: of the rank whose
-/// sleeps were latest, all together.
-double paced_seconds(const PacedStep& step, double late_s, const Wire& wire) {
+double paced_seconds(const PacedStep& step, const Wire& wire, double late_s) {
   const std::vector<Program> programs = step.programs();
   double sleeps = 0;  // the most of any rank
   for (const Program& program : programs) {
@@ -29,8 +25,6 @@ double paced_seconds(const PacedStep& step, double late_s, const Wire& wire) {
       {.issue_ps = assumed_rates().issue_ps});
   return seconds_of(programs, prices, wire);
 }
-
-}  // namespace
 
 std::vector<RecordedStep> recorded_paced(const std::filesystem::path& path) {
   std::vector<RecordedStep> steps;
@@ -50,7 +44,7 @@ std::vector<RecordedStep> recorded_paced(const std::filesystem::path& path) {
       steps.push_back(
           {.name = fmt::format("pipeline paced: {}: {}", setting.name(), name),
            .measured_s = block.median_of(name, "s"),
-           .predicted_s = paced_seconds(step, block.median_of(name, "late_s"), loopback())});
+           .predicted_s = paced_seconds(step, loopback(), block.median_of(name, "late_s"))});
     }
   }
   return steps;
@@ -72,8 +66,8 @@ std::vector<RecordedStep> recorded_wire(const std::filesystem::path& path) {
           is_cut ? assumed_wire(0) : assumed_wire(static_cast<int64_t>(rate), bucket.burst);
       steps.push_back({.name = fmt::format("pipeline wire: {}: {}", of, arm),
                        .measured_s = block.median_of(arm, "s"),
-                       .predicted_s = paced_seconds(PacedStep(played, PipelineArm::kWholeEven),
-                                                    block.median_of(arm, "late_s"), wire)});
+                       .predicted_s = paced_seconds(PacedStep(played, PipelineArm::kWholeEven), wire,
+                                                    block.median_of(arm, "late_s"))});
     };
     add("whole", setting, false);
     add("one byte", setting, true);
