@@ -109,7 +109,6 @@ class Figure:
     rounds: int
     bar: float | None = None  # None: shown, not judged
     is_difference: bool = False
-    least_rounds: int = LEAST_ROUNDS  # fewer decide nothing
 
     def verdict(self):
         """Not decidable from few rounds, where the bar lies in the figure's own interval, or where the control's reaches
@@ -119,7 +118,7 @@ class Figure:
         median, itself = self.reached.median, 0 if self.is_difference else 1
         margin = abs(median - self.bar if self.is_difference else median / self.bar - 1)
         noise = max(abs(self.control.low - itself), abs(self.control.high - itself))
-        if self.rounds < self.least_rounds or self.reached.low <= self.bar <= self.reached.high or noise > margin:
+        if self.rounds < LEAST_ROUNDS or self.reached.low <= self.bar <= self.reached.high or noise > margin:
             return "not decidable here"
         return "reached" if (median <= self.bar if self.is_difference else median >= self.bar) else "missed"
 
@@ -143,12 +142,8 @@ class Report:
 
     def bar(self, figure, **facts):
         """As Figure wants it."""
-        bar = self.entry(figure, **facts)
+        bar = bar_of(self.bench, figure, facts)
         return 1 / bar["most_times"] if "most_times" in bar else bar.get("at_least", bar.get("at_most"))
-
-    def entry(self, figure, **facts):
-        """Of bars.toml."""
-        return bar_of(self.bench, figure, facts)
 
     def judge(self, figure):
         """The figure's verdict, counted."""

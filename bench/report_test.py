@@ -297,55 +297,7 @@ class Program(unittest.TestCase):
 
 
 class Pipelines(unittest.TestCase):
-    ARMS = {"aligned, 2 outstanding": 9.3, "aligned, 2 outstanding, again": 9.3, "aligned, 1 outstanding": 9.5,
-            "aligned, whole even": 10.2, "mixed": 10.4, "mixed, 2 outstanding": 9.4, "aligned, attention even": 11,
-            "1F1B, pairs": 14, "1F1B, single nano-batches": 12.5, "1F1B, zero bubble": 12}
-
-    def paced(self, rounds=15, share=0.01, contest=True, **seconds):
-        """The report of the compared setting. Arms of None seconds are not played."""
-        setting = {"line": "setting", "name": "P = 4, M = 8, attention 0.40", "stages": 4, "replicas": 1, "micro_batches": 8,
-                   "attention_share": 0.4, "layers": 8, "tokens": 1, "linear_s": 0.01, "contest": contest}
-        plan = {"planned_s": 9.1, "least_s": 9, "over_least": 1.02, "ticks": 22}
-        arms = [{"line": "arm", "arm": name, "busy_s": 9, "modelled_s": 10,
-                 **(plan if name.startswith("aligned") else {})} for name in self.ARMS if "again" not in name]
-        seconds = self.ARMS | {name.replace("_", " "): value for name, value in seconds.items()}
-        played = {"late_s": 0, "processor_share": 0.02, "exchange_share": share}
-        lines = [{"line": "round", "arms": {name: {"s": value} | played for name, value in seconds.items() if value}}
-                 for _ in range(rounds)]
-        out = Report("pipeline")
-        report_pipeline.pipeline(out, {"part": "paced", "rounds": 5, "contest_rounds": 15, "shown_rounds": 1},
-                                 [setting, *arms, *lines])
-        return out
-
-    def test_ours_is_compared_with_the_better_1f1b_with_the_paper_and_with_its_own_plan(self):
-        out = self.paced()
-        # Two ticks, the exchange, the plan, two busy times, 1F1B, zero bubble, the paper.
-        self.assertEqual(out.verdicts, {"reached": 9})
-        self.assertIn("1F1B, single nano-batches, over ours: 1.344", out.text())
-        self.assertIn("ours, played over the sum of its planned ticks: 1.022", out.text())
-        self.assertIn("mixed, 2 outstanding, step over the time for which ranks are busy: 1.044", out.text())
-
-    def test_a_setting_in_which_ours_alone_is_played_has_a_report(self):
-        out = self.paced(contest=False, **dict.fromkeys((name for name in self.ARMS if not name.startswith("aligned, 2")), None))
-        # Two ticks, the exchange, the plan, the busy time.
-        self.assertEqual(out.verdicts, {"reached": 5})
-
-    def test_bars_are_missed_one_by_one(self):
-        for changed, missed in (({"share": 0.021}, "exchanges of a core: 2.10 %, bar 2 %: missed"),
-                                ({"1F1B,_pairs": 12}, "1F1B, pairs, over ours: 1.290 (1.290-1.290), A/A 1.000-1.000, bar 1.33: missed"),
-                                ({"1F1B,_zero_bubble": 9.2}, "1F1B, zero bubble, over ours: 0.989 (0.989-0.989), A/A 1.000-1.000, bar 1.00: missed"),
-                                ({"aligned,_attention_even": 9.6}, "bar 1.05: missed"),
-                                ({"mixed,_2_outstanding": 9.8}, "mixed, 2 outstanding, step over the time for which ranks are busy: 1.089 (1.089-1.089), A/A 1.000-1.000, bar 1.08: missed"),
-                                ({"aligned,_2_outstanding": 9.39, "aligned,_2_outstanding,_again": 9.39}, "bar 1.03: missed")):
-            out = self.paced(**changed)
-            self.assertEqual(out.verdicts["missed"], 1, changed)
-            self.assertIn(missed, out.text())
-
-    def test_five_rounds_decide_what_is_played_but_not_who_is_faster(self):
-        self.assertEqual(self.paced(rounds=5).verdicts, {"reached": 6, "not decidable here": 3})
-        self.assertEqual(self.paced(rounds=4).verdicts, {"reached": 3, "not decidable here": 6})
-
-    def real(self, share=0.41, ours=3.0, idle=0.08, waits=2.9):
+    def reported(self, share=0.41, ours=3.0, idle=0.08, waits=2.9):
         model = dict.fromkeys(("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
                                "num_key_value_heads", "head_dim"), 1)
         speeds = {"line": "speeds", "linear_ns": [1, 2], "attention_ns": [1, 2.5]}
@@ -356,16 +308,16 @@ class Pipelines(unittest.TestCase):
                 "1F1B, single nano-batches": 3.3, "aligned, 1 outstanding": 2.9, "aligned, 2 outstanding": waits}
         rounds = [{"line": "round", "batch": 0, "arms": {name: {"s": s} | figures for name, s in arms.items()}}] * 15
         out = Report("pipeline")
-        report_pipeline.pipeline(out, {"part": "real", "rounds": 15, "shown_rounds": 5}, [speeds, setting, plan, *rounds])
+        report_pipeline.pipeline(out, {"rounds": 15, "shown_rounds": 5}, [speeds, setting, plan, *rounds])
         return out
 
-    def test_real_steps_are_judged_where_attention_has_its_share(self):
-        self.assertEqual(self.real().verdicts, {"reached": 4})
-        self.assertIn("idle above the closed form (5.0 %), in points: 3.00", self.real(idle=0.08).text())
-        self.assertEqual(self.real(ours=3.1).verdicts, {"reached": 3, "missed": 1})
-        self.assertEqual(self.real(idle=0.09).verdicts, {"reached": 3, "missed": 1})
-        self.assertEqual(self.real(waits=3.01).verdicts, {"reached": 3, "missed": 1})
-        self.assertEqual(self.real(share=0.39).verdicts, {})
+    def test_steps_are_judged_where_attention_has_its_share(self):
+        self.assertEqual(self.reported().verdicts, {"reached": 4})
+        self.assertIn("idle above the closed form (5.0 %), in points: 3.00", self.reported(idle=0.08).text())
+        self.assertEqual(self.reported(ours=3.1).verdicts, {"reached": 3, "missed": 1})
+        self.assertEqual(self.reported(idle=0.09).verdicts, {"reached": 3, "missed": 1})
+        self.assertEqual(self.reported(waits=3.01).verdicts, {"reached": 3, "missed": 1})
+        self.assertEqual(self.reported(share=0.39).verdicts, {})
 
 
 if __name__ == "__main__":

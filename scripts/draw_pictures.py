@@ -1,19 +1,17 @@
 #!/usr/bin/env python3
-"""Draws the pictures of docs/pictures with matplotlib, from traces, plans and played pipelines.
+"""Draws the pictures of docs/pictures with matplotlib, from traces, plans and a recorded step of a pipeline.
 
   draw_pictures.py keep TRACE --layer 2 --caption TEXT > SMALL_TRACE
   draw_pictures.py layer SMALL_WITHOUT SMALL_WITH --pass forward > SVG
   draw_pictures.py load BEFORE AFTER --caption TEXT > SVG
-  draw_pictures.py keep-ticks TRACE.jsonl > TICKS
   draw_pictures.py pipeline TICKS > SVG
 
 `keep` reads a trace of `distca train --trace` (docs/trace.md) and writes one layer of one step of it, with whatever
 runs at the same time: of all traced steps the one in which the layer took the median time. The result is a trace, too,
 which says the layer and the caption. `layer` draws that layer, for two nano-batches, on one time scale: what `keep`
 wrote of a trace without ping-pong, and of one with it. `load` draws the load of every server from two plans of one
-nano-batch (`distca plan --json`). `keep-ticks` keeps of `build/release/bench/pipeline trace` what `pipeline` draws,
-rounded to tenths of a millisecond. scripts/pictures.sh makes the inputs and calls all five. Whatever draws needs
-matplotlib (pip install matplotlib).
+nano-batch (`distca plan --json`). `pipeline` draws docs/pictures/pipeline.json. scripts/pictures.sh makes the other inputs
+and calls all four. Whatever draws needs matplotlib (pip install matplotlib).
 """
 
 import argparse
@@ -240,18 +238,6 @@ def load_svg(before, after, caption):
     return svg_of(made)
 
 
-def keep_ticks(path):
-    """What is drawn of a pipeline's trace, as text, a tick a line."""
-    with open(path, encoding="utf-8") as file:
-        head, *ticks = map(json.loads, file)
-    shown = [arm for arm, _ in ARMS]
-    kept = [{"arm": t["arm"], "rank": t["rank"], "tick": t["tick"],
-             **{key: round(t[key], 4) for key in ("begin_s", "end_s", *(part for part, *_ in PARTS))}}
-            for t in ticks if t["line"] == "tick" and t["arm"] in shown]
-    facts = {"machine": head["machine"], "date": head["date"][:10], "commit": head["commit"]}
-    return json.dumps(facts)[:-1] + ', "ticks": [\n' + ",\n".join(map(json.dumps, kept)) + "\n]}\n"
-
-
 def boxes_of(ticks):
     """(part, begin, seconds) of a rank's work, without overlap: a tick begins where the work of the one before ends, if that
     is later than its own beginning."""
@@ -268,9 +254,9 @@ def boxes_of(ticks):
 def pipeline_svg(path):
     kept = read_json(path)
     made, axes = figure(3, 5.2, "A training step of four stages and eight micro-batches, in which core attention is 40 % of all "
-                        f"work. Recorded {kept['date']} on an {kept['machine']}, commit {kept['commit']}, by "
-                        "build/release/bench/pipeline trace: operations sleep stated prices. A box is a tick of a rank, in which "
-                        "time is summed by kind; lines show where ticks begin. One step is not a measurement.")
+                        f"work. Recorded {kept['date']} on an {kept['machine']}, commit {kept['commit']}, with "
+                        "operations that slept stated prices. A box is a tick of a rank, in which time is summed by kind; lines "
+                        "show where ticks begin. One step is not a measurement.")
     for one, (arm, title) in zip(axes, ARMS):
         ticks = [t for t in kept["ticks"] if t["arm"] == arm]
         ranks = sorted({t["rank"] for t in ticks})
@@ -310,9 +296,6 @@ def main():
     verb.add_argument("plans", nargs=2, metavar="PLAN")
     verb.add_argument("--caption", default="")
     verb.set_defaults(make=lambda asked: load_svg(*asked.plans, asked.caption))
-    verb = verbs.add_parser("keep-ticks")
-    verb.add_argument("trace")
-    verb.set_defaults(make=lambda asked: keep_ticks(asked.trace))
     verb = verbs.add_parser("pipeline")
     verb.add_argument("ticks")
     verb.set_defaults(make=lambda asked: pipeline_svg(asked.ticks))

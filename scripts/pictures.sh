@@ -73,7 +73,5 @@ $draw load $work/before.json $work/after.json --caption "distca plan for $worklo
 Before: scheduler local, plain packing. After: scheduler balanced, the default, with its own layout." \
   > $out/load.svg
 
-build/release/bench/pipeline trace > $work/pipeline.jsonl
-$draw keep-ticks $work/pipeline.jsonl > $out/pipeline.json
 $draw pipeline $out/pipeline.json > $out/pipeline.svg
 echo "drawn: $out/layer_forward.svg, $out/layer_backward.svg, $out/load.svg, $out/pipeline.svg"
