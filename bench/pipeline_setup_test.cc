@@ -1,4 +1,4 @@
-#include "bench/pipeline_setup.h"
+#include "bench/paced_step_testing.h"
 
 #include <gmock/gmock.h>
 

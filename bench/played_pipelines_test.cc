@@ -9,7 +9,7 @@
 #include <map>
 #include <set>
 
-#include "bench/pipeline_setup.h"
+#include "bench/paced_step_testing.h"
 #include "bench/recorded_lines_testing.h"
 #include "distca/program/validate/validate.h"
 #include "distca/sim/player.h"

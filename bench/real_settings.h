@@ -1,5 +1,5 @@
 #pragma once
-// The settings of bench/pipeline real: pipelines of two stages that compute. Needs no PyTorch.
+// The settings of bench/pipeline: pipelines of two stages that compute. Needs no PyTorch.
 // Plain values; any thread may call the functions.
 
 #include <array>

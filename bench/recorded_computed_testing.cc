@@ -66,7 +66,7 @@ double flops_of(const Program& program, Pass pass, bool (*counts)(const Op&)) {
 
 constexpr std::array kPasses{Pass::kForward, Pass::kBackward};
 
-// --- pipeline real ---
+// --- pipeline ---
 
 MeasuredSpeeds speeds_of(const Json& line) {
   MeasuredSpeeds speeds{.linear_ns = line["linear_ns"],

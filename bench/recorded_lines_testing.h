@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/pipeline_setup.h"
+#include "bench/paced_step_testing.h"
 #include "bench/recorded_testing.h"
 #include "distca/base/json.h"
 #include "distca/sim/player.h"

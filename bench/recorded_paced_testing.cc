@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "bench/namespaces.h"
-#include "bench/pipeline_setup.h"
+#include "bench/paced_step_testing.h"
 #include "bench/recorded_lines_testing.h"
 
 namespace distca::bench {
@@ -66,8 +66,8 @@ std::vector<RecordedStep> recorded_wire(const std::filesystem::path& path) {
           is_cut ? assumed_wire(0) : assumed_wire(static_cast<int64_t>(rate), bucket.burst);
       steps.push_back({.name = fmt::format("pipeline wire: {}: {}", of, arm),
                        .measured_s = block.median_of(arm, "s"),
-                       .predicted_s = paced_seconds(PacedStep(played, PipelineArm::kWholeEven), wire,
-                                                    block.median_of(arm, "late_s"))});
+                       .predicted_s = paced_seconds(PacedStep(played, PipelineArm::kWholeEven),
+                                                    wire, block.median_of(arm, "late_s"))});
     };
     add("whole", setting, false);
     add("one byte", setting, true);
