@@ -1,5 +1,5 @@
-// Pipelines of two stages whose stages share core attention: steps of a small Llama, one core a
-// stage, compared with 1F1B and with data parallel training on the same documents. Some 30 minutes:
+// Pipelines of two stages that share core attention: steps of a small Llama, one core a stage,
+// compared with 1F1B on the same documents. Some 30 minutes:
 //   bench/report.py build/release/bench/pipeline
 // Lines: of each setting "speeds", "setting", a "plan" for each batch, then one a round.
 
@@ -42,8 +42,7 @@ constexpr std::array kJudged{kOurs, kAgain, kWaits1, kWaits2, kPairs, kSingles};
 /// One step, of all ranks.
 struct RealStep {
   StepFigures figures;
-  double exchange_processor_s = 0, copied_s = 0;  // means over the ranks
-  double computed_s = 0, attention_s = 0;
+  double exchange_processor_s = 0, computed_s = 0, attention_s = 0;  // means over the ranks
 };
 
 class RealMeasurer {
@@ -53,10 +52,8 @@ class RealMeasurer {
         setting_(setting),
         comm_(comm),
         model_(real_model(setting)),
-        stage_(RankModel::of_stage(model_, comm)),
-        whole_(RankModel::whole(model_, comm)) {
-    for (size_t way = 0; way < kWays; ++way)
-      steps_.push_back(way == kDataParallel ? whole_->make_step() : stage_->make_step());
+        stage_(model_, comm) {
+    for (size_t way = 0; way < kWays; ++way) steps_.push_back(stage_.make_step());
     for (int batch = 0; batch < options.batches; ++batch)
       batches_.push_back(real_batch(setting, batch));
   }
@@ -68,13 +65,10 @@ class RealMeasurer {
     return real_parts(way, model_, batch, speeds_);
   }
   StepInput input_of(RealWay way, const BatchLengths& batch) const {
-    if (way == kDataParallel) {
-      return data_parallel_input(batch, model_, comm_.rank(), comm_.size(), whole_->gradients());
-    }
-    return stage_input(parts_of(way, batch), model_, comm_.rank(), stage_->gradients());
+    return stage_input(parts_of(way, batch), model_, comm_.rank(), stage_.gradients());
   }
   StageStep play(RealWay way, const StepInput& input, const BatchLengths& batch) {
-    return (way == kDataParallel ? whole_ : stage_)->play(*steps_[way], input, num_targets(batch));
+    return stage_.play(*steps_[way], input, num_targets(batch));
   }
   RealStep run(RealWay way, size_t batch);
   void measure_speeds();
@@ -94,7 +88,7 @@ class RealMeasurer {
   const RealSetting& setting_;
   Communicator& comm_;
   const LlamaConfig model_;
-  std::unique_ptr<RankModel> stage_, whole_;
+  StageModel stage_;
   std::vector<std::unique_ptr<Step>> steps_;  // [way]
   std::vector<BatchLengths> batches_;
   MeasuredSpeeds speeds_;
@@ -165,14 +159,11 @@ void RealMeasurer::write_plans() const {
       ends_s += 1e-12 * tokens / kRealStages *
                 static_cast<double>(end.forward_ps_per_token + end.backward_ps_per_token);
     }
-    const TickSums ticks = tick_sums(parts_of(kOurs, batch));
     write("plan", {{"linear_s", linear_s},
                    {"attention_s", attention_s},
                    {"ends_s", ends_s},
                    {"attention_share", attention_s / (linear_s + attention_s + ends_s)},
-                   {"planned_s", ticks.planned_s},
-                   {"least_s", ticks.least_s},
-                   {"over_least", ticks.over_least}});
+                   {"least_s", tick_sums(parts_of(kOurs, batch)).least_s}});
   }
 }
 
@@ -180,7 +171,6 @@ RealStep RealMeasurer::run(RealWay way, size_t batch) {
   const StageStep mine = play(way, inputs_[batch][way], batches_[batch]);
   return {.figures = figures_of(all_gather(comm_, mine.played, "figures of a step")),
           .exchange_processor_s = mean_of_ranks(mine.exchange_processor_s),
-          .copied_s = mean_of_ranks(mine.copied_s),
           .computed_s = mean_of_ranks(mine.computed_s),
           .attention_s = mean_of_ranks(mine.attention_s)};
 }
@@ -191,7 +181,7 @@ void RealMeasurer::warm_up() {
   const double bound = same_step_bound(num_tokens(batches_[0]));
   double loss = 0;
   for (const RealWay way :
-       {kOurs, kAgain, kWaits1, kWaits2, kPaper, kSingles, kDataParallel, kPairs, kEvenPacked}) {
+       {kOurs, kAgain, kWaits1, kWaits2, kPaper, kSingles, kPairs, kEvenPacked}) {
     const StepFigures step = run(way, 0).figures;
     if (way == kOurs) loss = step.loss;
     const bool is_same_step = way != kPairs && way != kEvenPacked;
@@ -215,8 +205,7 @@ void RealMeasurer::measure() {
   const int rounds = setting_.judged ? options_.rounds : options_.shown_rounds;
   for (int round = 0; round < rounds; ++round) {
     std::vector<RealWay> ways(kJudged.begin(), kJudged.end());
-    if (round < options_.shown_rounds)
-      ways.insert(ways.end(), {kPaper, kEvenPacked, kDataParallel});
+    if (round < options_.shown_rounds) ways.insert(ways.end(), {kPaper, kEvenPacked});
     std::ranges::rotate(ways, ways.begin() + round % static_cast<int>(ways.size()));
     const size_t batch = static_cast<size_t>(round) % batches_.size();
     Json line = {{"batch", batch}, {"arms", Json::object()}};
@@ -227,7 +216,6 @@ void RealMeasurer::measure() {
                                       {"core_idle_share", step.figures.core_idle_share},
                                       {"computed_s", step.computed_s},
                                       {"attention_s", step.attention_s},
-                                      {"copied_s", step.copied_s},
                                       {"exchange_processor_s", step.exchange_processor_s}};
     }
     write("round", std::move(line));

@@ -4,8 +4,6 @@
 #include <functional>
 #include <vector>
 
-#include "distca/base/error.h"
-
 namespace distca::bench {
 namespace {
 
@@ -13,10 +11,10 @@ constexpr int kLayers = 4;                    // layers of a stage
 constexpr int64_t kRealTolerancePpm = 2'000;  // between processes of one machine, bytes are cheap
 
 PipelineArm arm_of(RealWay way) {
-  constexpr std::array kArms{PipelineArm::kWholeEven,     PipelineArm::kWholeEven,
-                             PipelineArm::kWaits1,        PipelineArm::kWaits2,
-                             PipelineArm::kAttentionEven, PipelineArm::kHomePairs,
-                             PipelineArm::kHomeSingles,   PipelineArm::kHomeSingles};
+  constexpr std::array<PipelineArm, kWays> kArms{
+      PipelineArm::kWholeEven,   PipelineArm::kWholeEven,     PipelineArm::kWaits1,
+      PipelineArm::kWaits2,      PipelineArm::kAttentionEven, PipelineArm::kHomePairs,
+      PipelineArm::kHomeSingles, PipelineArm::kHomeSingles};
   return kArms[way];
 }
 
@@ -63,7 +61,6 @@ BatchLengths real_batch(const RealSetting& setting, int batch) {
 
 PipelineParts real_parts(RealWay way, const LlamaConfig& model, const BatchLengths& batch,
                          const MeasuredSpeeds& speeds) {
-  DISTCA_CHECK(way != kDataParallel, "{} is no pipeline", kWayNames[way]);
   return PipelineParts(step_request(arm_of(way), {.grid = {.stages = kRealStages},
                                                   .layers = kLayers,
                                                   .lengths = lengths_of(way, batch, speeds.speed),

@@ -38,13 +38,13 @@ enum RealWay : size_t {
   kPairs,
   kSingles,
   kEvenPacked,
-  kDataParallel,
   kWays
 };
 inline constexpr std::array<const char*, kWays> kWayNames{
-    "aligned, whole even",       "aligned, whole even, again",     "aligned, 1 outstanding",
-    "aligned, 2 outstanding",    "aligned, attention even",        "1F1B, pairs",
-    "1F1B, single nano-batches", "1F1B, documents packed by work", "data parallel, balanced"};
+    "aligned, whole even",       "aligned, whole even, again",    "aligned, 1 outstanding",
+    "aligned, 2 outstanding",    "aligned, attention even",       "1F1B, pairs",
+    "1F1B, single nano-batches", "1F1B, documents packed by work"};
+
 /// Medians over some steps and means over the ranks, rounded: the same on all of them.
 struct MeasuredSpeeds {
   RankSpeed speed;
@@ -53,7 +53,6 @@ struct MeasuredSpeeds {
   int64_t bytes_per_us = 0;  // that a rank sends while nothing is computed
 };
 
-/// The pipeline of a way, which must not be kDataParallel.
 PipelineParts real_parts(RealWay way, const LlamaConfig& model, const BatchLengths& batch,
                          const MeasuredSpeeds& speeds);
 

@@ -1,24 +1,16 @@
 #include "bench/stage_player.h"
 
-#include <numeric>
 #include <utility>
 
 #include "bench/step_arms.h"
 #include "distca/base/clock.h"
 #include "distca/comm/collectives.h"
-#include "distca/plan/exchange.h"
 #include "distca/train/stage_p2p.h"
 
 namespace distca::bench {
 namespace {
 
 constexpr uint64_t kSeed = 1;
-
-std::vector<int> all_ranks(const Communicator& comm) {
-  std::vector<int> ranks(static_cast<size_t>(comm.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 Stage stage_of(const LlamaConfig& config, const Communicator& comm) {
   const int64_t layers = config.num_hidden_layers / comm.size();
@@ -27,9 +19,9 @@ Stage stage_of(const LlamaConfig& config, const Communicator& comm) {
           .layers = {comm.rank() * layers, (comm.rank() + 1) * layers}};
 }
 
-/// The playing thread's time in all parts but wait, elapsed and in processor time.
+/// The playing thread's time in operations, elapsed and in processor time.
 struct Played {
-  double computed_s = 0, computed_processor_s = 0, copied_s = 0;
+  double computed_s = 0, computed_processor_s = 0;
 };
 Played played_of(const OpTimes& times) {
   Played result;
@@ -40,8 +32,6 @@ Played played_of(const OpTimes& times) {
       result.computed_s += elapsed[static_cast<size_t>(OpPart::kPlay)];
       result.computed_processor_s +=
           times.processor_seconds[kind][pass][static_cast<size_t>(OpPart::kPlay)];
-      for (const OpPart part : {OpPart::kPack, OpPart::kIssue, OpPart::kLand})
-        result.copied_s += elapsed[static_cast<size_t>(part)];
     }
   }
   return result;
@@ -49,27 +39,16 @@ Played played_of(const OpTimes& times) {
 
 }  // namespace
 
-std::unique_ptr<RankModel> RankModel::of_stage(const LlamaConfig& config, Communicator& comm) {
-  return std::unique_ptr<RankModel>(new RankModel(config, stage_of(config, comm), comm, false));
-}
-
-std::unique_ptr<RankModel> RankModel::whole(const LlamaConfig& config, Communicator& comm) {
-  return std::unique_ptr<RankModel>(
-      new RankModel(config, {.layers = {0, config.num_hidden_layers}}, comm, /*is_whole=*/true));
-}
-
-RankModel::RankModel(const LlamaConfig& config, const Stage& stage, Communicator& comm,
-                     bool is_whole)
+StageModel::StageModel(const LlamaConfig& config, Communicator& comm)
     : config_(config),
       comm_(comm),
-      replicas_(is_whole ? comm.split(all_ranks(comm)) : comm.split(std::vector{comm.rank()})),
-      is_whole_(is_whole),
-      llama_(config, stage, kSeed, comm.cuda_device()),
-      gradients_(is_whole ? gradient_exchange(config, {}, comm.rank(), comm.size())
-                          : gradient_exchange(config, {}, stage, comm.rank(), /*replicas=*/1)),
+      replicas_(comm.split(std::vector{comm.rank()})),
+      llama_(config, stage_of(config, comm), kSeed, comm.cuda_device()),
+      gradients_(gradient_exchange(config, {}, stage_of(config, comm), comm.rank(),
+                                   /*replicas=*/1)),
       optimizer_(llama_, kSeed, {}, gradients_) {}
 
-StageStep RankModel::play(Step& step, const StepInput& input, int64_t num_targets) {
+StageStep StageModel::play(Step& step, const StepInput& input, int64_t num_targets) {
   optimizer_.zero_gradients();
   barrier(comm_, "begin of a step");
   StageStep result;
@@ -79,7 +58,7 @@ StageStep RankModel::play(Step& step, const StepInput& input, int64_t num_target
       step.train(input, num_targets,
                  {.optimizer = &optimizer_,
                   .workers = replicas_.get(),
-                  .all_stages = is_whole_ ? nullptr : &comm_,
+                  .all_stages = &comm_,
                   .accepts = [](const GradientSum&) { return false; },
                   .before_norm = [&] { result.played.computed_s = steady_seconds(); }});
   result.played.end_s = steady_seconds();
@@ -91,7 +70,6 @@ StageStep RankModel::play(Step& step, const StepInput& input, int64_t num_target
   result.computed_s = parts.computed_s;
   result.attention_s = made.times.of(OpKind::kCoreAttention, Pass::kForward, OpPart::kPlay) +
                        made.times.of(OpKind::kCoreAttention, Pass::kBackward, OpPart::kPlay);
-  result.copied_s = parts.copied_s;
   result.exchange_processor_s = result.played.processor_s - parts.computed_processor_s;
   result.times = made.times;
   return result;
@@ -111,23 +89,6 @@ StepInput stage_input(const PipelineParts& parts, const LlamaConfig& model, int 
                    parts.part(rank, {.types = exchange_types(model.dtype, /*wide_gradients=*/false),
                                      .row_bytes = p2p_bytes(model, 1)}),
                    ProgramRequest::Kind::kTrain, std::move(gradients));
-  return input;
-}
-
-StepInput data_parallel_input(const BatchLengths& lengths, const LlamaConfig& model, int rank,
-                              int ranks, std::shared_ptr<const GradientExchange> gradients) {
-  StepInput input;
-  std::vector<NanoPart> parts;
-  for (const std::vector<int64_t>& nano : lengths) {
-    const Plan plan = make_plan({.nano_batch = NanoBatch::from_lengths(nano),
-                                 .cluster = Cluster::in_place(ranks),
-                                 .shape = model.shape().attention});
-    parts.push_back({attention_exchange(PlanIndex(plan), rank, model, {})});
-    input.tokens.push_back(
-        made_up_tokens(plan.nano_batch, plan.layout.workers[rank], model.vocab_size));
-  }
-  input.program = step_program(model, {}, /*holds_weights=*/true, ProgramRequest::Kind::kTrain,
-                               std::move(parts), std::move(gradients));
   return input;
 }
 

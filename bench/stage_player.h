@@ -1,10 +1,9 @@
 #pragma once
 // One rank of a pipeline without replicas, which plays whole training steps of its stage in several
-// ways and, for data parallel training, steps of the whole model. Weights are never updated, so
-// that all ways compute the same step. Thread rule: one thread a rank, all ranks alike.
+// ways. Weights are never updated, so that all ways compute the same step. Thread rule: one thread
+// a rank, all ranks alike.
 
 #include <memory>
-#include <vector>
 
 #include "bench/pipeline_setup.h"
 #include "distca/comm/communicator.h"
@@ -19,18 +18,14 @@ struct StageStep {
   PlayedStep played;
   double computed_s = 0;            // time of all operations of the compute stream
   double attention_s = 0;           // time of core attention alone
-  double copied_s = 0;              // packing, issuing, landing
   double exchange_processor_s = 0;  // processor time of the process outside the compute stream
   OpTimes times;
 };
 
-/// Model and gradients of a rank.
-class RankModel {
+/// Model and gradients of this rank's stage. There are as many stages as ranks.
+class StageModel {
  public:
-  /// The stage of this rank, where there are as many stages as ranks.
-  static std::unique_ptr<RankModel> of_stage(const LlamaConfig& config, Communicator& comm);
-  /// The whole model; gradients are summed over all ranks.
-  static std::unique_ptr<RankModel> whole(const LlamaConfig& config, Communicator& comm);
+  StageModel(const LlamaConfig& config, Communicator& comm);
 
   const std::shared_ptr<const GradientExchange>& gradients() const { return gradients_; }
   /// Plays a step between a barrier and the end of its sums.
@@ -40,12 +35,9 @@ class RankModel {
   }
 
  private:
-  RankModel(const LlamaConfig& config, const Stage& stage, Communicator& comm, bool is_whole);
-
   const LlamaConfig config_;
   Communicator& comm_;
-  std::unique_ptr<Communicator> replicas_;  // that hold the same weights
-  bool is_whole_;
+  std::unique_ptr<Communicator> replicas_;  // this rank alone
   Llama llama_;
   std::shared_ptr<const GradientExchange> gradients_;
   Optimizer optimizer_;
@@ -54,8 +46,5 @@ class RankModel {
 /// A rank's part of a pipeline's step.
 StepInput stage_input(const PipelineParts& parts, const LlamaConfig& model, int rank,
                       std::shared_ptr<const GradientExchange> gradients);
-/// A rank's part of a step in which all ranks hold the whole model, balanced.
-StepInput data_parallel_input(const BatchLengths& lengths, const LlamaConfig& model, int rank,
-                              int ranks, std::shared_ptr<const GradientExchange> gradients);
 
 }  // namespace distca::bench
