@@ -1,5 +1,6 @@
 """O and gradients of ranks against PyTorch's own attention, document by document."""
 
+import datetime
 import threading
 import time
 
@@ -105,6 +106,41 @@ def overlapped(lengths):
 
 def test_work_may_lie_between_the_parts(two_ranks):
     assert max(two_ranks.run(overlapped, [[[400, 3], [70]], [[33], [5, 811]]])) < 1e-10
+
+
+PARTS = ("dispatch", "core_attention", "combine")
+TURNS = [f"{rank} {way} {part}" for way, parts in (("forward", PARTS), ("backward", PARTS[::-1]))
+         for part, ranks in zip(parts, ((0, 1), (1, 0), (0, 1))) for rank in ranks]
+
+
+def in_turns(lengths, port):
+    """The worst difference of a layer whose parts come one at a time, each when the one before it has returned."""
+    rank = dist.get_rank()
+    store = dist.PrefixStore(str(lengths), dist.TCPStore("127.0.0.1", port, is_master=False))
+
+    def begin(turn):
+        if at := TURNS.index(f"{rank} {turn}"):
+            store.wait([TURNS[at - 1]], datetime.timedelta(minutes=10))
+
+    cu_seqlens, (inputs, d_o) = cu_seqlens_of(lengths[rank]), qkv(sum(lengths[rank]), seed=rank)
+    made = ours.attention(*inputs, cu_seqlens, cu_seqlens, layer=0)  # the ranks meet and make a plan
+    for name in PARTS:
+        begin(f"forward {name}")
+        made = ours.dispatch(*inputs, cu_seqlens, cu_seqlens, layer=1) if name == "dispatch" else getattr(ours, name)(made)
+        store.set(f"{rank} forward {name}", "")
+        node = (made if name == "combine" else made._call).grad_fn
+        node.register_prehook(lambda _, name=name: begin(f"backward {name}"))
+        node.register_hook(lambda *_, name=name: store.set(f"{rank} backward {name}", ""))
+    got = torch.autograd.grad(made, inputs, d_o)
+    reference = sdpa(*inputs, cu_seqlens)
+    return worst([made, *got], [reference, *torch.autograd.grad(reference, inputs, d_o)])
+
+
+@pytest.mark.parametrize("lengths", [[[900], [20, 5]], [[20, 5], [900]]], ids=["rank 0 has more", "rank 1 has more"])
+def test_each_part_of_a_layer_needs_only_what_came_before(two_ranks, lengths):
+    """Else ping-pong hides nothing: messages travel while their sender and their receiver do something else, so a part that
+    sends waits for nobody, and one that receives waits for no call of the sender behind that which sent."""
+    assert max(two_ranks.run(in_turns, lengths, two_ranks.store.port)) < 1e-10
 
 
 def skip_a_step(timeout_s):
