@@ -16,15 +16,14 @@ import contextlib
 import datetime
 import hashlib
 import json
-import os
 import pathlib
-import platform
 import subprocess
 import sys
 import tempfile
 from typing import NamedTuple
 
-import python_wire as wires
+import wire as wires
+from wire import header, say
 
 MODEL = {"model.vocab_size": 256, "model.hidden_size": 256, "model.intermediate_size": 512, "model.num_hidden_layers": 4,
          "model.num_attention_heads": 4, "model.num_key_value_heads": 2, "model.head_dim": 64}
@@ -114,16 +113,7 @@ class Runner:
         if not wire:
             return self.call(arguments[0], "--workers", 2, *arguments[1:])
         wires.limit(wire)
-        port = str(next(self.ports))
-        started = []
-        for rank, name in enumerate(wires.NAMES):
-            environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
-                                        "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": port}
-            started.append(subprocess.Popen(["ip", "netns", "exec", name, self.options.program, *map(str, arguments)],
-                                            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
-        errors = [process.communicate()[1] for process in started]
-        if any(process.returncode for process in started):
-            sys.exit(f"{' '.join(map(str, arguments))}: {errors}")
+        wires.run_ranks([self.options.program, *map(str, arguments)], next(self.ports))
         return ""
 
     def machine(self, name, group):
@@ -163,23 +153,8 @@ class Runner:
                 say(line="run", of=name, round=number, name=one, steps=self.measure(keys, group.wire), at=now())
 
 
-def header(options, chosen):
-    info = pathlib.Path("/proc/cpuinfo").read_text()
-    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=7"], capture_output=True, text=True,
-                            cwd=pathlib.Path(__file__).parent, check=False).stdout.strip()
-    return {"line": "head", "bench": "predicted", "date": datetime.date.today().isoformat(), "commit": commit,
-            "machine": next(line.split(": ")[1] for line in info.splitlines() if line.startswith("model name")),
-            "build": "Release", "compiler": f"Python {platform.python_version()}", "torch": "", "model": MODEL,
-            "steps": STEPS, "rounds": options.rounds, "seconds": options.seconds,
-            "configurations": [name for group in chosen.values() for name in group.configurations]}
-
-
 def now():
     return datetime.datetime.now().isoformat(timespec="seconds")
-
-
-def say(**line):
-    print(json.dumps(line), flush=True)
 
 
 def main():
@@ -194,7 +169,8 @@ def main():
     chosen = {name: group for name, group in GROUPS.items() if options.only in name}
     if not chosen:
         sys.exit(f"no group has {options.only!r} in its name: {', '.join(GROUPS)}")
-    say(**header(options, chosen))
+    say(**header("predicted", model=MODEL, steps=STEPS, rounds=options.rounds, seconds=options.seconds,
+                 configurations=[name for group in chosen.values() for name in group.configurations]))
     needs_wire = any(group.wire for group in chosen.values())
     with tempfile.TemporaryDirectory() as folder, wires.namespaces() if needs_wire else contextlib.nullcontext():
         runner = Runner(options, pathlib.Path(folder))

@@ -14,11 +14,9 @@
 #include <string>
 #include <utility>
 
-#include "bench/namespaces.h"
-#include "bench/overlap_settings.h"
 #include "bench/real_settings.h"
 #include "bench/recorded_lines_testing.h"
-#include "bench/swapped_plan.h"
+#include "bench/swapped_plan_testing.h"
 #include "bench/training_ways.h"
 #include "distca/base/error.h"
 #include "distca/base/statistics.h"
@@ -178,6 +176,17 @@ std::vector<OverlapTable> overlap_tables(const std::filesystem::path& report) {
   return tables;
 }
 
+/// 8 layers whose core attention and linear work take about as long.
+LlamaConfig overlap_model() {
+  return {.vocab_size = 256,
+          .hidden_size = 256,
+          .intermediate_size = 256,
+          .num_hidden_layers = 8,
+          .num_attention_heads = 8,
+          .num_key_value_heads = 2,
+          .head_dim = 64};
+}
+
 /// The measured times are those of a layer and nano-batch.
 double overlap_seconds(const OverlapTable& table, Overlap overlap) {
   constexpr int kNanoBatches = 2;
@@ -191,7 +200,7 @@ double overlap_seconds(const OverlapTable& table, Overlap overlap) {
   FlopSeconds rates;
   for (const Pass pass : kPasses) {
     const auto at = static_cast<size_t>(pass);
-    const std::string name = pass_name(pass);
+    const std::string name = distca::pass_name(pass);
     const double times = 1e-3 * kNanoBatches * static_cast<double>(model.num_hidden_layers);
     rates.linear[at] =
         times * table.ms.at(name + " linear") / flops_of(programs[0], pass, is_linear);
@@ -202,7 +211,7 @@ double overlap_seconds(const OverlapTable& table, Overlap overlap) {
   ThreadRates thread = assumed_rates();
   const double bytes = 2 * table.sent_mib * (1 << 20);  // sent and received
   thread.core_bytes_per_s = std::llround(bytes / (1e-3 * table.core_ms));
-  const int64_t burst = table.mb_per_s > 0 ? token_bucket(table.mb_per_s).burst : 0;
+  const int64_t burst = table.mb_per_s > 0 ? recorded_burst(table.mb_per_s) : 0;
   return seconds_of(programs, prices_of({programs.size(), rates}, thread),
                     assumed_wire(std::llround(1e6 * table.wire_mb_per_s), burst));
 }

@@ -2,6 +2,7 @@
 // Parts that recorded_paced_testing.cc and recorded_computed_testing.cc share: lines of a
 // benchmark, and figures that no record has. Any thread may call the functions.
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -32,6 +33,9 @@ ThreadRates assumed_rates();
 /// A rank that waits for a message has to wake up first: 75 us, assumed.
 Wire assumed_wire(int64_t bytes_per_s, int64_t burst_bytes = 0);
 Wire loopback();  // 4 GB/s, assumed
+
+/// Bytes that passed at once through the token bucket that limited a wire to `mb_per_s`.
+int64_t recorded_burst(double mb_per_s);
 
 double seconds_of(const std::vector<Program>& programs, const OpPrices& prices, const Wire& wire);
 /// A step whose operations sleep their prices, and whose communications take assumed_rates() to

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "bench/namespaces.h"
 #include "bench/paced_step_testing.h"
 #include "bench/recorded_lines_testing.h"
 
@@ -60,10 +59,9 @@ std::vector<RecordedStep> recorded_wire(const std::filesystem::path& path) {
                          .head_dim = block.head["head_dim"],
                          .bytes_per_us = static_cast<int64_t>(1e-6 * rate)};
     const std::string of = fmt::format("{:g} MB/s", block.head["mb_per_s"].get<double>());
-    const TokenBucket bucket = token_bucket(block.head["mb_per_s"]);
+    const int64_t burst = recorded_burst(block.head["mb_per_s"]);
     const auto add = [&](const std::string& arm, const PacedSetting& played, bool is_cut) {
-      const Wire wire =
-          is_cut ? assumed_wire(0) : assumed_wire(static_cast<int64_t>(rate), bucket.burst);
+      const Wire wire = is_cut ? assumed_wire(0) : assumed_wire(static_cast<int64_t>(rate), burst);
       steps.push_back({.name = fmt::format("pipeline wire: {}: {}", of, arm),
                        .measured_s = block.median_of(arm, "s"),
                        .predicted_s = paced_seconds(PacedStep(played, PipelineArm::kWholeEven),

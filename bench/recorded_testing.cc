@@ -1,5 +1,6 @@
 #include "bench/recorded_testing.h"
 
+#include <algorithm>
 #include <fstream>
 #include <utility>
 
@@ -53,6 +54,10 @@ Wire assumed_wire(int64_t bytes_per_s, int64_t burst_bytes) {
 }
 
 Wire loopback() { return assumed_wire(4'000'000'000); }
+
+int64_t recorded_burst(double mb_per_s) {
+  return std::max<int64_t>(72 << 10, static_cast<int64_t>(mb_per_s * 1e6) / 1000);
+}
 
 double seconds_of(const std::vector<Program>& programs, const OpPrices& prices, const Wire& wire) {
   return 1e-12 * static_cast<double>(timed_step(programs, prices, wire).length_ps);

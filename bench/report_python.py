@@ -76,29 +76,3 @@ def python(out, head, lines):
                 f"forward and backward; bar {entry['at_most']:g} ms: {entry['verdict']}")
     for name in head["sources"]:
         source(out, name, [line for line in of(lines, "round") if line["source"] == name])
-
-
-WIRE = """\
-A Llama of Transformers {transformers}, forward and backward; 2 processes in network namespaces of their own, each with 1
-thread pinned to a core, joined by a veth pair whose directions a token bucket limits to {mb_per_s} MB/s; {tokens:,} tokens
-each. Rank 0 has two documents, rank 1 has four of half the length. no overlap: the two halves of the batch one
-behind the other. open: a ping-pong while the wire has no limit. A step lasts from a barrier to the later rank's end.
-Ratios: median over {rounds} interleaved rounds with its 95 % interval; A/A: the same arm against itself."""
-
-
-def python_wire(out, head, lines):
-    out.say(WIRE.format_map(head) + f"\nmodel: {model_text(head)}")
-    rounds = of(lines, "round")
-    steps = {arm: seconds(rounds, arm) for arm in rounds[0]["arms"]}
-    sent = max(rank["sent_bytes"] for rank in rounds[0]["arms"]["ping-pong"])
-    out.say(f"sent by a rank in a step: {sent / 1e6:.1f} MB, {sent / head['mb_per_s'] / 1e6:.2f} s of the wire")
-    rows = []
-    for arm, times in steps.items():
-        over = estimate(quotient(times, steps["open"]))
-        rows.append(f"{arm}|{ms(median(times))}|{over.median:.3f}|{over.text()}")
-    out.table("arm|step ms|times open|95 %", rows)
-    reached = figure_of(quotient(steps["open"], steps["ping-pong"]), quotient(steps["open"], steps["ping-pong again"]),
-                        out.bar("of_open"))
-    over = reached.reached.inverse()
-    out.say(f"\nping-pong / open: {over.median:.3f} ({over.text()}), A/A {reached.control.text()}; bar "
-            f"{1 / reached.bar:.2f}: {out.judge(reached)}")

@@ -2,122 +2,61 @@
 
 from statistics import median
 
-from report_figures import Figure, bar_of, difference, estimate, figure_of, groups, model_text, ms, of, quotient, ratio
+from report_figures import Figure, difference, estimate, figure_of, groups, model_text, ms, of, quotient, ratio
 
-# --- overlap
+# --- wire
 
-OVERLAP = """\
-A training step (forward and backward of two nano-batches; no sum of gradients, which would travel on the same wire) of
-two workers in network namespaces of their own, joined by a veth pair whose directions a token bucket limits; each worker
-pinned to one core, which it shares with Gloo's thread. Each worker computes some of the other's documents. ms: medians; a
-step from a barrier to the end of the slower worker. ideal: ping-pong with exchanges of one byte, plus the processor time
-of the exchange: what the step's exchanges, played alone, take of a worker's core, kernel and interrupts included (gaps in
-a loop of lowest priority that reads the clock beside them); charged: to the worker's threads. wire: a step's bytes at the
-rate measured with both directions busy. Ratios: median over interleaved rounds with its 95 % interval; A/A: ping-pong
-against itself in the same rounds. {rounds} rounds, {shown_rounds} of what is only shown."""
+WIRE = """\
+Two ranks of distca train, each pinned to a core and in a network namespace of its own, joined by a veth pair whose
+directions a token bucket limits; a step of two nano-batches, each of one document, sums of gradients and update
+included. ping-pong: each rank holds half of a document, and the later half has three times the pairs. counter-phase: the
+ranks divide layers. open: ping-pong without a limit, so messages take the processor's time and hardly any other. Ratios:
+median over {rounds} interleaved rounds with its 95 % interval; A/A: ping-pong against itself in the same rounds."""
 
 
-class Setting:
-    """The lines of one setting of bench/overlap, in figures."""
-
-    def __init__(self, lines):
-        self.of, = of(lines, "setting")
-        exchanges, = of(lines, "exchanges")
-        self.windows, self.step_bytes = exchanges["windows"], exchanges["step_bytes"]
-        rounds = of(lines, "round")
-        self.steps = {}  # by arm
-        for line in rounds:
-            for arm, seconds in line["step_s"].items():
-                self.steps.setdefault(arm, []).append(seconds)
-        self.alone, idle, used, self.charged = (median(line[key] for line in rounds if key in line)
-                                                for key in ("alone_s", "idle_share", "used_s", "charged_s"))
-        self.processor = used - idle * self.alone  # beyond what an idle core gives up
-        one_byte = self.steps["ping-pong, one byte"]
-        self.processor_share = self.processor / median(one_byte)
-        self.ideal = [seconds + self.processor for seconds in one_byte]
-        self.wire = self.step_bytes / self.of["wire_bytes_per_s"]
-
-    def to_ideal(self, arm):
-        return quotient(self.steps[arm], self.ideal[:len(self.steps[arm])])
-
-    def to_wire(self, arm):
-        return [seconds / self.wire for seconds in self.steps[arm]]
-
-    def reached(self, arm):
-        """What ping-pong is judged by: the ideal or the wire over its time."""
-        limit = [self.wire] * len(self.ideal) if self.of["length"] == "longer" else self.ideal
-        return quotient(limit, self.steps[arm])
-
-    def why_not_judged(self, all_settings):
-        """Why it is not what its bar is for; empty if it is. Processor time counts where exchanges are shorter."""
-        if not self.of["judged"]:
-            return "shown only"
-        below, shorter, longer = (bar_of("overlap", name, {}) for name in
-                                  ("processor_share", "shorter_share", "longer_times"))
-        processor = next((s for s in all_settings if s.of["mb_per_s"] == self.of["mb_per_s"]
-                          and s.of["length"] == "shorter"), self).processor_share
-        if processor >= below["below"]:
-            return (f"the processor time of exchanges is {100 * processor:.1f} % of compute at this rate, not below "
-                    f"{100 * below['below']:.0f} %")
-        for window in self.windows:
-            is_short = self.of["length"] == "shorter"
-            beside = window["under_s" if is_short else "longest_s"]
-            share_of = window["alone_s"] / beside
-            if not (share_of <= shorter["at_most"] if is_short else share_of > longer["above"]):
-                return f"{window['pass']} {window['exchange']} takes {ms(window['alone_s'])} ms beside {ms(beside)} ms"
-        return ""
-
-    def figure(self, out, all_settings):
-        bar = None if self.why_not_judged(all_settings) else out.bar("ping_pong")
-        return figure_of(self.reached("ping-pong"), self.reached("ping-pong again"), bar)
+def longest_share(phases):
+    """Of the exchanges of `none`, under which nothing runs, beside what ping-pong would play there: the largest."""
+    shares = []
+    for name in ("forward", "backward"):
+        linear = phases[f"{name}_pre_attention_ms"] + phases[f"{name}_post_attention_ms"]
+        under = min(linear, phases[f"{name}_core_attention_ms"])
+        shares += [phases[f"{name}_{exchange}_ms"] / under for exchange in ("dispatch", "combine")]
+    return max(shares)
 
 
-def overlap(out, head, lines):
-    out.say(f"{OVERLAP.format_map(head)}\nmodel: {model_text(head)}; {head['nano_batches']} nano-batches")
-    settings = [Setting(group) for group in groups(lines, "setting")]
-    for s in settings:
-        out.say(f"\n## {s.of['name']}\n{s.of['swapped_tokens']} of {s.of['tokens']} tokens swapped a worker and nano-batch; "
-                f"{s.step_bytes / (1 << 20):.1f} MiB sent a worker and step; wire {s.of['wire_bytes_per_s'] / 1e6:.1f} MB/s\n"
-                f"(a step's bytes: {ms(s.wire)} ms); exchanges alone {ms(s.alone)} ms, taking {ms(s.processor)} ms of the "
-                f"core (charged {ms(s.charged)} ms):\n{100 * s.processor_share:.1f} % of the step with one byte")
-        out.table("exchange|pass|alone ms|runs under|ms|share|longest beside it ms|times as long",
-                  [f"{w['exchange']}|{w['pass']}|{ms(w['alone_s'])}|{'attention' if w['under_attention'] else 'linear work'}|"
-                   f"{ms(w['under_s'])}|{100 * w['alone_s'] / w['under_s']:.1f} %|{ms(w['longest_s'])}|"
-                   f"{w['alone_s'] / w['longest_s']:.2f}" for w in s.windows])
-        rows = []
-        for arm in ("none", "within", "ping-pong", "ping-pong again", "ping-pong, one byte"):
-            to_ideal, to_wire = estimate(s.to_ideal(arm)), estimate(s.to_wire(arm))
-            rows.append(f"{arm}|{ms(median(s.steps[arm]))}|{to_ideal.median:.3f}|{to_ideal.text()}|{to_wire.median:.3f}|"
-                        f"{to_wire.text()}")
-        out.table("step|ms|to ideal|95 %|to wire|95 %", rows)
-        figure, why = s.figure(out, settings), s.why_not_judged(settings)
-        ratio_of = figure.reached.inverse()
-        out.say(f"ping-pong to {'wire' if s.of['length'] == 'longer' else 'ideal'}: {ratio_of.median:.3f} ({ratio_of.text()}), "
-                f"bar {1 / out.bar('ping_pong'):.2f}, A/A {figure.control.text()}: "
-                f"{f'not judged ({why})' if why else out.judge(figure)}")
+def judge_hidden(out, steps, phases):
+    share, most = median(map(longest_share, phases)), out.entry("shorter_share")["at_most"]
+    out.say(f"\nlongest exchange, of what it may run under: {100 * share:.0f} %")
+    figure = figure_of(quotient(steps["open"], steps["ping-pong"]), quotient(steps["open"], steps["ping-pong again"]),
+                       out.bar("ping_pong") if share <= most else None)
+    over = figure.reached.inverse()
+    out.say(f"ping-pong / open: {over.median:.3f} ({over.text()}), A/A {figure.control.text()}, bar "
+            f"{1 / out.bar('ping_pong'):.2f}: "
+            + (out.judge(figure) if share <= most else f"not judged: the longest exchange may take {100 * most:.0f} %"))
 
 
-# --- counter_phase
+def judge_left(out, steps):
+    """Of none, which waits for each message where it stands."""
+    exposed = {arm: difference(steps[arm], steps["open"]) for arm in ("none", "ping-pong", "ping-pong again")}
+    left, again = (quotient(exposed[arm], exposed["none"]) for arm in ("ping-pong", "ping-pong again"))
+    figure = Figure(estimate(left), estimate(difference(left, again)), len(left), out.bar("left"), is_difference=True)
+    out.say(f"\nlonger than open, of what none is longer: {figure.reached.median:.3f} ({figure.reached.text()}), A/A "
+            f"{figure.control.text()}, bar {figure.bar:.2f}: {out.judge(figure)}")
 
-COUNTER_PHASE = """2 ranks that divide layers, {layers} layers, 2 nano-batches of {tokens} tokens, {hidden} wide; core attention {attention_ms} ms and
-linear work {linear_ms} ms of a layer and nano-batch in forward, which operations sleep; in turn, each message within the
-server is waited for where it stands"""
 
-
-def counter_phase(out, head, lines):
-    (setting,), rounds = of(lines, "setting"), of(lines, "round")
-    steps = {arm: [line["step_s"][arm] for line in rounds] for arm in rounds[0]["step_s"]}
-    out.say(f"{COUNTER_PHASE.format_map(head)}\nwire {setting['wire_bytes_per_s'] / 1e6:.1f} MB/s: a step's bytes {ms(setting['wire_s'])} ms; "
-            f"operations of a rank {ms(setting['busy_s'])} ms\n")
-    exposed = {arm: difference(steps[arm], steps["in turn, one byte" if arm == "in turn" else "counter-phase, one byte"])
-               for arm in ("in turn", "counter-phase", "counter-phase again")}
-    out.table("step|ms|waited for messages ms|95 %",
-              [f"{arm}|{ms(median(seconds))}|" + (f"{ms(median(exposed[arm]))}|{estimate(exposed[arm]).text(1, times=1e3)}"
-                                                  if arm in exposed else "|") for arm, seconds in steps.items()])
-    shares, again = (quotient(exposed[arm], exposed["in turn"]) for arm in ("counter-phase", "counter-phase again"))
-    figure = Figure(estimate(shares), estimate(difference(shares, again)), len(rounds), out.bar("share"), is_difference=True)
-    out.say(f"\nwaited for in counter-phase, of what is in turn: {figure.reached.median:.3f} ({figure.reached.text()}), bar "
-            f"{figure.bar:.2f}, A/A {figure.control.text()}: {out.judge(figure)}")
+def wire(out, head, lines):
+    out.say(WIRE.format_map(head))
+    for name, setting in head["settings"].items():
+        rounds = [line["arms"] for line in of(lines, "round") if line["setting"] == name]
+        steps = {arm: [played[arm]["step_s"] for played in rounds] for arm in rounds[0]}
+        out.say(f"\n## {name}\n{setting['mb_per_s']} MB/s, documents of {setting['tokens']:,} tokens; the ranks send "
+                f"{rounds[0]['none']['bytes_sent'] / 1e6:.1f} MB in a step, without sums of gradients")
+        out.table("step|ms|times open|95 %", [f"{arm}|{ms(median(steps[arm]))}|{over.median:.3f}|{over.text()}"
+                                              for arm in steps for over in (ratio(steps[arm], steps["open"]),)])
+        if name == "counter-phase":
+            judge_left(out, steps)
+        else:
+            judge_hidden(out, steps, [played["none"]["phases"] for played in rounds])
 
 
 # --- training: whole steps

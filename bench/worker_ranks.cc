@@ -33,8 +33,7 @@ int run(const WorkerRanks& options, std::span<char* const> arguments,
     run_as_rank(options, *rendezvous, body);
     return 0;
   }
-  std::vector<std::string> command = options.entering;
-  command.push_back(std::filesystem::read_symlink("/proc/self/exe"));
+  std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe")};
   command.insert(command.end(), arguments.begin() + 1, arguments.end());
   return launch_local(
       {.workers = options.ranks, .command = command, .grace_s = options.comm.grace_s});
@@ -42,14 +41,12 @@ int run(const WorkerRanks& options, std::span<char* const> arguments,
 
 }  // namespace
 
-bool is_worker_rank() { return find_rendezvous(env_string).has_value(); }
-
 int run_worker_ranks(const WorkerRanks& options, std::span<char* const> arguments,
                      const std::function<void(Communicator&)>& body) {
   // Tensors are in huge pages, as in the program itself (cli/main.cc).
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   // "distca: " begins a rank's exit message, which the launcher prints once.
-  const char* prefix = is_worker_rank() ? "distca: " : "";
+  const char* prefix = find_rendezvous(env_string) ? "distca: " : "";
   return run_benchmark(prefix + options.program, [&] { return run(options, arguments, body); });
 }
 

@@ -5,7 +5,6 @@
 #include <functional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "distca/comm/communicator.h"
 
@@ -15,7 +14,6 @@ struct WorkerRanks {
   std::string program;  // in error lines: "bench/training"
   int ranks = 2;
   CommOptions comm;
-  std::vector<std::string> entering = {};  // words of a command that becomes the one behind them
 };
 
 /// Runs `body` on every rank and returns the exit code for main. A process that nobody started as a
@@ -26,8 +24,5 @@ struct WorkerRanks {
 /// is one line on standard error and its exit code.
 int run_worker_ranks(const WorkerRanks& options, std::span<char* const> arguments,
                      const std::function<void(Communicator&)>& body);
-
-/// Was this process started as a rank? False: in the process that only starts them.
-bool is_worker_rank();
 
 }  // namespace distca::bench

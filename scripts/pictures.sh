@@ -17,8 +17,8 @@ command -v tc >/dev/null || die "needs iproute2"
 $python -c 'import matplotlib' 2>/dev/null || $python -m pip install -q matplotlib
 [ -f data/stdlib.idx ] || die "no data/stdlib: run make demo, which prepares it"
 
-# Two network namespaces are two machines to TCP. A token bucket limits what each sends (bench/namespaces.h does the same for
-# build/release/bench/overlap, and says why these sizes).
+# Two network namespaces are two machines to TCP. A token bucket limits what each sends: a segment of 64 KiB, as TCP hands
+# it down, fits into it, so the kernel need not cut it.
 pair=distca-pictures-$$
 remove() {  # with whatever still runs there
   for end in 0 1; do
@@ -54,7 +54,7 @@ run="Two workers of one core each (${cpu:-unknown processor}) in two network nam
 $rate MB/s in each direction; configs/demo.toml with two nano-batches and plan.layout=sequential (8,192 tokens each; hidden \
 size 256, heads 4:2 of 64, fp32). Of 5 traced steps, the one is shown in which this layer, forward and backward, took the \
 median time. Nobody knows when a message arrived before the wait for it, so it is drawn from its issue to the end of the wait. \
-One layer is not a measurement; build/release/bench/overlap measures."
+One layer is not a measurement; bench/wire.py measures."
 for overlap in none ping-pong; do
   rank 1 $overlap >/dev/null & other=$!
   rank 0 $overlap

@@ -1,4 +1,4 @@
-#include "bench/swapped_plan.h"
+#include "bench/swapped_plan_testing.h"
 
 #include <algorithm>
 #include <tuple>

@@ -12,7 +12,6 @@ namespace distca::bench {
 struct SwappedBatch {
   int64_t home_tokens = 0;     // in one document, attended where it lives, in two tasks
   int64_t swapped_tokens = 0;  // in one document that the other worker attends
-  int64_t tokens() const { return home_tokens + swapped_tokens; }
 };
 
 /// Throws CheckFailure where the validator refuses it.
