@@ -15,7 +15,8 @@ median over {rounds} interleaved rounds with its 95 % interval; A/A: ping-pong a
 
 
 def longest_share(phases):
-    """Of the exchanges of `none`, under which nothing runs, beside what ping-pong would play there: the largest."""
+    """The longest exchange of `none`, under which nothing runs, over what ping-pong would play beside it. Phases are rank
+    0's, whose waits hold those for the other rank's messages."""
     shares = []
     for name in ("forward", "backward"):
         linear = phases[f"{name}_pre_attention_ms"] + phases[f"{name}_post_attention_ms"]
@@ -25,8 +26,8 @@ def longest_share(phases):
 
 
 def judge_hidden(out, steps, phases):
-    share, most = median(map(longest_share, phases)), out.entry("shorter_share")["at_most"]
-    out.say(f"\nlongest exchange, of what it may run under: {100 * share:.0f} %")
+    share, most = median(map(longest_share, phases)), out.bar("shorter_share")
+    out.say(f"\nlongest exchange of rank 0, of what it may run under: {100 * share:.0f} %")
     figure = figure_of(quotient(steps["open"], steps["ping-pong"]), quotient(steps["open"], steps["ping-pong again"]),
                        out.bar("ping_pong") if share <= most else None)
     over = figure.reached.inverse()
@@ -36,8 +37,10 @@ def judge_hidden(out, steps, phases):
 
 
 def judge_left(out, steps):
-    """Of none, which waits for each message where it stands."""
+    """The share of what `none` takes longer, since it waits for each message where it stands, that ping-pong takes longer."""
     exposed = {arm: difference(steps[arm], steps["open"]) for arm in ("none", "ping-pong", "ping-pong again")}
+    if estimate(exposed["none"]).low <= 0:
+        return out.say("\nnot judged: none takes no longer than open, so there is nothing to hide")
     left, again = (quotient(exposed[arm], exposed["none"]) for arm in ("ping-pong", "ping-pong again"))
     figure = Figure(estimate(left), estimate(difference(left, again)), len(left), out.bar("left"), is_difference=True)
     out.say(f"\nlonger than open, of what none is longer: {figure.reached.median:.3f} ({figure.reached.text()}), A/A "

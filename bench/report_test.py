@@ -181,11 +181,11 @@ class Plans(unittest.TestCase):
         self.assertEqual(self.missed(*samples), ["share of bytes", "max over mean", "share of bytes"])
 
 
-def wire_lines(setting, ping_pong=1.0, again=None, dispatch=8):
-    """The lines of bench/wire.py: steps of 1 s over an open wire and of 2 s under `none`. Exchanges of `dispatch` and of 5 ms
+def wire_lines(setting, ping_pong=1.0, again=None, dispatch=8, none=2):
+    """The lines of bench/wire.py: steps of 1 s over an open wire and of `none` s. Exchanges of `dispatch` and of 5 ms
     may run under 10 ms of linear work and 20 ms of attention."""
     head = dict.fromkeys(("machine", "date", "commit", "build", "compiler", "torch"), "x")
-    steps = {"none": 2, "ping-pong": ping_pong, "ping-pong again": again or ping_pong, "open": 1}
+    steps = {"none": none, "ping-pong": ping_pong, "ping-pong again": again or ping_pong, "open": 1}
     times = {"dispatch": dispatch, "combine": 5, "pre_attention": 4, "post_attention": 6, "core_attention": 20}
     phases = {f"{name}_{of}_ms": value for name in ("forward", "backward") for of, value in times.items()}
     arms = {arm: {"step_s": step_s, "bytes_sent": 1e6, "phases": phases} for arm, step_s in steps.items()}
@@ -209,6 +209,19 @@ class Wire(unittest.TestCase):
         said = self.said("ping-pong", 1.06, dispatch=8.1)
         self.assertIn("81 %\nping-pong / open: 1.060 (1.060-1.060), A/A 1.000-1.000, bar 1.05: not judged", said)
         self.assertNotIn("bars reached", said)
+
+    def test_nothing_is_judged_where_none_takes_no_longer_than_open(self):
+        said = self.said("counter-phase", 1.2, none=0.99)
+        self.assertIn("not judged: none takes no longer than open", said)
+        self.assertNotIn("bars reached", said)
+
+    def test_an_exchange_is_held_against_the_shorter_of_what_it_may_run_under(self):
+        phases = {f"{name}_{part}_ms": 10 for name in ("forward", "backward")
+                  for part in ("pre_attention", "post_attention", "core_attention", "dispatch", "combine")}
+        share = lambda **changed: report_steps.longest_share(phases | changed)  # noqa: E731
+        self.assertEqual(share(), 1)
+        self.assertEqual(share(backward_core_attention_ms=5), 2)
+        self.assertEqual(share(forward_core_attention_ms=50, forward_combine_ms=30), 1.5)
 
     def test_counter_phase_may_leave_some_of_what_none_takes_longer(self):
         for seconds, verdict in ((1.29, "reached"), (1.31, "missed")):

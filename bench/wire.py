@@ -23,8 +23,8 @@ import sys
 import tempfile
 from typing import NamedTuple
 
-NAMES = ["distca_bench_0", "distca_bench_1"]
-# Of one bucket, which is all of a model as small as this, the sum of gradients would come behind backward.
+NAMES = [f"distca_bench_{os.getpid()}_{rank}" for rank in range(2)]
+# Small buckets, since a model as small as this has one otherwise, whose sum of gradients would come behind backward.
 KEYS = {"model.vocab_size": 256, "model.num_attention_heads": 4, "model.head_dim": 64, "batch.nano_batches": 2,
         "data.validation_fraction": 0, "parallel.bucket_mb": 0.25, "train.steps": 2, "train.overwrite": "true"}
 # Arm -> (train.overlap, whether the wire has a limit). The same one twice is the control.
@@ -54,8 +54,8 @@ def ip(*words):
 
 @contextlib.contextmanager
 def namespaces():
-    for name in NAMES:
-        subprocess.run(["ip", "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)
+    """Two namespaces joined by a wire, which are removed at the end, also when this program is asked to end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         for name in NAMES:
             ip("netns", "add", name)
@@ -67,11 +67,11 @@ def namespaces():
         yield
     finally:
         for name in NAMES:
-            subprocess.run(["ip", "netns", "delete", name], check=False)
+            subprocess.run(["ip", "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)
 
 
 def limit(mb_per_s):
-    """Of each direction; None: none."""
+    """Limits the rate of both directions. None removes the limit."""
     for rank, name in enumerate(NAMES):
         device = ["netns", "exec", name, "tc", "qdisc"]
         subprocess.run(["ip", *device, "delete", "dev", f"wire{rank}", "root"], check=False, stderr=subprocess.DEVNULL)
@@ -83,18 +83,31 @@ def limit(mb_per_s):
 def run_ranks(command, port):
     """The command as two ranks, each in its namespace, to their end."""
     started = []
-    for rank, name in enumerate(NAMES):
-        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
-                                    "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": str(port)}
-        started.append(subprocess.Popen(["ip", "netns", "exec", name, *command], env=environment, stdout=subprocess.DEVNULL,
-                                        stderr=subprocess.PIPE, text=True))
     try:
+        for rank, name in enumerate(NAMES):
+            environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
+                                        "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": str(port)}
+            started.append(subprocess.Popen(["ip", "netns", "exec", name, *command], env=environment,
+                                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
         errors = [process.communicate()[1] for process in started]
     finally:
         for process in started:  # which end with this program where it is stopped
             process.kill()
+            process.wait()
     if any(process.returncode for process in started):
         sys.exit(f"{' '.join(command)}: {errors}")
+
+
+def why_not():
+    """Empty, or why no wire can be made here."""
+    if os.geteuid() != 0 or not shutil.which("tc") or len(os.sched_getaffinity(0)) < 2:
+        return "needs root, iproute2 and a core for each of two ranks"
+    try:
+        with namespaces():
+            limit(1)
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(error.cmd)} fails"
+    return ""
 
 
 def documents(program, folder, tokens):
@@ -112,14 +125,15 @@ def step(program, setting, arm, folder, port):
     limit(setting.mb_per_s if is_limited else None)
     keys = KEYS | setting.keys | {"batch.nano_batch_tokens": setting.tokens, "train.overlap": overlap,
                                   "data.prefix": folder / "data", "train.output_dir": folder / "run"}
-    run_ranks(["sh", "-c", 'exec taskset -c $RANK "$@"', "sh", program, "train",
+    cores = sorted(os.sched_getaffinity(0))
+    run_ranks(["sh", "-c", f'exec taskset -c $((RANK ? {cores[1]} : {cores[0]})) "$@"', "sh", program, "train",
                *(f"{name}={value}" for name, value in keys.items())], port)
     line = json.loads((folder / "run/metrics.jsonl").read_text().splitlines()[1])
     return {name: line[name] for name in ("step_s", "bytes_sent", "phases")}
 
 
 def header(bench, **others):
-    """With what bench/report.py says of a run."""
+    """The first line of a benchmark: `others`, and what bench/report.py says of a run."""
     info = pathlib.Path("/proc/cpuinfo").read_text()
     commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=7"], capture_output=True, text=True,
                             cwd=pathlib.Path(__file__).parent, check=False).stdout.strip()
@@ -142,10 +156,9 @@ def main():
     chosen = {name: setting for name, setting in SETTINGS.items() if options.only in name}
     if not chosen:
         sys.exit(f"no setting has {options.only!r} in its name: {', '.join(SETTINGS)}")
-    if os.geteuid() != 0 or not shutil.which("tc") or len(os.sched_getaffinity(0)) < 2:
-        print("skipped: needs root, iproute2 and a core for each of two ranks", file=sys.stderr)
+    if why := why_not():
+        print(f"skipped: {why}", file=sys.stderr)
         sys.exit(77)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which removes the namespaces
     say(**header("wire", rounds=options.rounds, settings={name: setting._asdict() for name, setting in chosen.items()}))
     ports, arms = iter(range(29600, 32000)), list(ARMS)
     with namespaces():

@@ -157,7 +157,7 @@ std::string describe_weights(const fs::path& checkpoint, int64_t step) {
   std::error_code ignored;
   const bool is_marked = fs::exists(checkpoint / kBadStep, ignored);
   return fmt::format("{}: the weights after step {}{}", checkpoint.string(), step,
-                     is_marked ? ", which a bad step followed, so they may be spoilt" : "");
+                     is_marked ? ", whose last or next step was bad, so they may be spoilt" : "");
 }
 
 void complete_checkpoint(const fs::path& run, const CheckpointIndex& index) {

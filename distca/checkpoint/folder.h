@@ -63,7 +63,7 @@ std::filesystem::path unfinished_checkpoint(const std::filesystem::path& run, in
 /// Says in an unfinished checkpoint that the step after it was bad, or its last one was.
 void mark_bad_step(const std::filesystem::path& run, int64_t step);
 /// The weights of a complete checkpoint, for people: "runs/a/checkpoints/step_000020: the weights
-/// after step 20", and that they may be spoilt where a bad step followed.
+/// after step 20", and that they may be spoilt if it was saved because of a bad step.
 std::string describe_weights(const std::filesystem::path& checkpoint, int64_t step);
 /// Writes the index and gives the checkpoint its final name.
 void complete_checkpoint(const std::filesystem::path& run, const CheckpointIndex& index);

@@ -86,7 +86,7 @@ struct OneStreamCost {
   /// The number that moves it most towards the published range. Set where it is outside.
   std::optional<PaperMove> move = {};
 
-  /// As of PaperResult.
+  /// -1, 0 or 1: below, in or above kOneStream, rounded to hundredths.
   int place() const;
 };
 OneStreamCost one_stream_cost(const PaperRow& row, const PaperStudy& study);

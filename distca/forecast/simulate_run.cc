@@ -35,8 +35,8 @@ double seconds_of(int64_t picoseconds) { return 1e-12 * static_cast<double>(pico
 /// The time of every step besides its operations.
 double besides_s(const Machine& machine) { return 1e-6 * machine.of(MachineNumber::kStepUs); }
 
-/// Programs share their lists of messages, so this many operations and messages take some 6 GiB.
-constexpr int64_t kMostTogether = int64_t{1} << 26;
+/// Programs share their lists of messages, so this many operations and messages take some 8 GiB.
+constexpr int64_t kMostTogether = 80'000'000;
 
 /// The programs that are played, and what their ranks keep.
 class Run {

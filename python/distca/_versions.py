@@ -1,7 +1,7 @@
 """Which versions of PyTorch, Transformers, Megatron-Core and TorchTitan distca was tried with, and the one line about others.
 
 An older one is refused, for a reason that was seen. A newer one is taken, with one warning. CMake and scripts read the
-numbers from here; `make test-matrix` tries them (docs/python.md has its table).
+numbers from here; `make test-matrix` tries them (bench/results/matrix.md has its table).
 """
 
 import importlib
