@@ -4,47 +4,28 @@ A layout says which tokens of a packed batch a rank has; attend(q, k, v) of a me
 dim], and returns O with its gradients. `received` counts the bytes that this rank gets from others.
 """
 
-import ctypes
 import heapq
-import pathlib
 
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 import distca.pieces
-
-_LIBRARY = pathlib.Path(__file__).parents[1] / "build/release/bench/libkernel_calls.so"
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [("heads", ctypes.c_int64), ("kv_heads", ctypes.c_int64), ("dim", ctypes.c_int64), ("scale", ctypes.c_double),
-                ("queries", ctypes.c_int64), ("keys", ctypes.c_int64), ("count", ctypes.c_int64), ("ranges", ctypes.c_void_p)]
-
-
-_kernel = ctypes.CDLL(str(_LIBRARY))
-
-
-def _call(name, q, k, ranges, *tensors):
-    """ranges: rows of kernel_calls.cc."""
-    if not ranges:
-        return
-    flat = torch.tensor(ranges, dtype=torch.int64)
-    call = _Call(q.shape[1], k.shape[1], q.shape[2], q.shape[2] ** -0.5, len(q), len(k), len(ranges), flat.data_ptr())
-    assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in tensors)
-    getattr(_kernel, name)(ctypes.byref(call), *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
+from cpu_attention import Attention
 
 
 def forward(q, k, v, ranges):
     """(O, LSE) of the rows that see keys; the others have 0 and -inf."""
     o, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
-    _call("attention_forward", q, k, ranges, q, k, v, o, lse)
+    if ranges:
+        Attention(ranges, dict(q=q, k=k, v=v, o=o, lse=lse)).run("forward")
     return o, lse
 
 
 def backward(q, k, v, lse, d_o, delta, ranges, dq, dk, dv):
     """Adds to dq, dk and dv."""
-    _call("attention_backward", q, k, ranges, q, k, v, lse, d_o, delta, dq, dk, dv)
+    if ranges:
+        Attention(ranges, dict(q=q, k=k, v=v, lse=lse, d_o=d_o, delta=delta, dq=dq, dk=dk, dv=dv)).run("backward")
 
 
 def ranges_between(queries, keys):

@@ -2,7 +2,7 @@
 // among them, compared with the operator alone on one long sequence of the same work, forward and
 // backward, as shares of the device's bf16 peak (a large matrix product in the same rounds); and
 // what deterministic sums cost.
-//   bench/report.py build/release/bench/cuda_attention
+//   scripts/gpu_check.sh B
 
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
@@ -19,6 +19,7 @@
 #include "bench/main.h"
 #include "bench/operator_calls.h"
 #include "bench/rounds.h"
+#include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
 #include "distca/base/machine.h"
@@ -68,7 +69,13 @@ std::string device_name(int cuda_device) { return cuda_device < 0 ? cpu_name() :
 /// stream; the first time, and where a call is long, of one. On a CPU, the seconds of one call.
 template <typename Work>
 std::function<double()> on_device(int cuda_device, Work work) {
-  if (cuda_device < 0) return timed(Clock::kWall, std::move(work));
+  if (cuda_device < 0) {
+    return [work = std::move(work)] {
+      const Stopwatch watch;
+      work();
+      return watch.seconds();
+    };
+  }
   return [cuda_device, work = std::move(work), calls = 1]() mutable {
     const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
     const c10::Stream stream = cuda.getStream(aten_device(cuda_device));
@@ -307,7 +314,7 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember({"aten", "fa4"}));
   app.footer(
       "Exit code 2 without a CUDA device.\n"
-      "Example:  bench/report.py build/release/bench/cuda_attention --kernel fa4");
+      "Example:  build/release/bench/cuda_attention --kernel fa4 > cuda_attention.jsonl");
   if (!parse_options(app, argc, argv)) return 0;
   if (arguments.cuda_device() >= 0 && !at::hasCUDA()) {
     throw Error(ErrorKind::kUsage,

@@ -11,10 +11,11 @@ alone, so they are the same on every computer.
 """
 
 import argparse
+import functools
+import itertools
 import json
 import pathlib
 import subprocess
-import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -28,11 +29,11 @@ PAIRS = {  # choice: keys without it, with it
     "plan.spread": ([], ["plan.spread=true"]),
     "cluster.ranks_per_node": (["cluster.ranks_per_node=0"], []),
 }
-AUTO = ["plan.tolerance=auto", "plan.bandwidth_mb_per_s={bandwidth}"]
-SLOW = ["--slow", "1=0.7"]
 PLAIN_PAIRS = {
-    "plan.tolerance=auto, over 0.02": (["plan.tolerance=0.02"], AUTO),
+    "plan.tolerance=auto, over 0.02": (["plan.tolerance=0.02"],
+                                       ["plan.tolerance=auto", "plan.bandwidth_mb_per_s={bandwidth}"]),
 }
+SLOW = ["--slow", "1=0.7"]
 ONE_RANK_PAIRS = {  # refused with ranks that divide layers, and in a pipeline
     "servers.reweight, a server at 0.7": (SLOW, SLOW + ["servers.reweight=true", "train.deterministic=false"]),
 }
@@ -53,7 +54,7 @@ def grid(servers, tensor, stages):
 
 class Simulator:
     def __init__(self, program, folder):
-        self.program, self.seconds, self.machines = program, {}, {}
+        self.program, self.machines = program, {}
         printed = self.call("simulate", "--machine", "h200", "--print-machine")
         numbers = json.loads(printed)["numbers"]
         self.of_node, self.inside = (numbers[name]["value"] for name in ("ranks_per_node", "inside_gb_per_s"))
@@ -64,18 +65,13 @@ class Simulator:
             self.machines[rate].write_text(json.dumps(machine))
 
     def call(self, *words):
-        done = subprocess.run([self.program, *map(str, words)], capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"{' '.join(map(str, words))}: {done.stderr.strip()}")
-        return done.stdout
+        return subprocess.run([self.program, *map(str, words)], stdout=subprocess.PIPE, text=True, check=True).stdout
 
-    def step(self, network, lengths, step, ranks, keys):
-        words = ("simulate", "--config", ROOT / "configs/gpu_8_nodes.toml", "--machine", self.machines[network],
-                 "--lengths", ROOT / f"distca/plan/testdata/lengths_{lengths}.json", "--workers", ranks, "--step", step,
-                 "--json", *keys)
-        if words not in self.seconds:
-            self.seconds[words] = json.loads(self.call(*words))["step_s"]
-        return self.seconds[words]
+    @functools.cache
+    def step(self, network, lengths, step, ranks, *keys):
+        return json.loads(self.call(
+            "simulate", "--config", ROOT / "configs/gpu_8_nodes.toml", "--machine", self.machines[network], "--lengths",
+            ROOT / f"distca/plan/testdata/lengths_{lengths}.json", "--workers", ranks, "--step", step, "--json", *keys))["step_s"]
 
     def play(self, servers, tensor, stages, network):
         ranks, keys = grid(servers, tensor, stages)
@@ -85,13 +81,11 @@ class Simulator:
             pairs |= ONE_RANK_PAIRS
         for name, pair in pairs.items():
             gains = []
-            for lengths in LENGTHS:
-                for step in (1,) if servers > 64 else (1, 2):
-                    without, extra = (self.step(network, lengths, step, ranks,
-                                                keys + (more if "plan.spread=true" in more else ["plan.spread=false"] +
-                                                        [word.format(bandwidth=int(bandwidth)) for word in more]))
-                                      for more in pair)
-                    gains.append(100 * (1 - extra / without))
+            for lengths, step in itertools.product(LENGTHS, (1,) if servers > 64 else (1, 2)):
+                without, extra = (self.step(network, lengths, step, ranks, *keys,
+                                            *([] if "plan.spread=true" in more else ["plan.spread=false"]),
+                                            *(word.format(bandwidth=int(bandwidth)) for word in more)) for more in pair)
+                gains.append(100 * (1 - extra / without))
             print(f"{name}|{servers}|{tensor}|{stages}|{network:g}|{min(gains):+.1f}|{max(gains):+.1f}", flush=True)
 
 
@@ -103,12 +97,10 @@ def main():
     print("choice|servers|ranks that divide layers|stages|network, GB/s|shorter by, %: least|most")
     with tempfile.TemporaryDirectory() as folder:
         simulator = Simulator(options.program, folder)
-        for servers in options.servers or (8, 64, 512):
-            for tensor in (1, 8):
-                for stages in (1, 4):
-                    for network in NETWORKS_GB_PER_S:
-                        if servers * tensor > simulator.of_node or network == NETWORKS_GB_PER_S[0]:
-                            simulator.play(servers, tensor, stages, network)
+        steps = itertools.product(options.servers or (8, 64, 512), (1, 8), (1, 4), NETWORKS_GB_PER_S)
+        for servers, tensor, stages, network in steps:
+            if servers * tensor > simulator.of_node or network == NETWORKS_GB_PER_S[0]:
+                simulator.play(servers, tensor, stages, network)
 
 
 if __name__ == "__main__":

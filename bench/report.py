@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Medians, intervals, verdicts and tables of what a benchmark measured.
 
-  bench/report.py build/release/bench/attention [its options]    runs it, then reports
-  bench/report.py --out FILE.jsonl build/release/bench/plan      keeps the lines, too
-  bench/report.py FILE.jsonl                                     reports kept ones
+  bench/report.py build/release/bench/plan [its options]                     runs it, then reports
+  bench/report.py --out FILE.jsonl .venv/bin/python bench/attention.py       keeps the lines, too
+  bench/report.py FILE.jsonl                                                 reports kept ones
 
 A benchmark writes a JSON object a line: a header with machine, date, build and settings, then a line a round or a
 measured row (bench/main.h). Exit code: the benchmark's own if that is not 0 (77: it cannot run here); else 1 if a bar
@@ -57,7 +57,7 @@ def show(text, name, markdown):
         return 0
     try:
         made = report([json.loads(line) for line in text.splitlines()], markdown)
-    except (ValueError, LookupError) as error:
+    except (ValueError, LookupError, StopIteration) as error:
         raise OSError(f"{name} does not hold a benchmark's lines: {error!r}") from error
     print(made.text())
     return 1 if made.verdicts["missed"] else 0

@@ -208,7 +208,3 @@ def model_text(head):
 
 def ms(seconds):
     return f"{1e3 * seconds:.1f}"
-
-
-def mib(size):
-    return f"{size / (1 << 20):.0f}"

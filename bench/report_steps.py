@@ -95,7 +95,7 @@ def training(out, head, lines):
     for speeds in of(lines, "speeds"):
         for rank, (linear, attend) in enumerate(zip(speeds["linear_ps_per_token"], speeds["attention_ps_per_kload"])):
             out.say(f"Worker {rank}, forward and backward of all layers: {1e-6 * linear:.1f} us a token, core attention "
-                    f"{1e-3 * attend:.0f} ns a thousand {head['load']}.")
+                    f"{1e-3 * attend:.0f} ns a thousand pairs.")
         out.say(f"A worker sends {speeds['bytes_per_us']} MB/s while the other does.")
     for check in of(lines, "rival_check"):
         out.say("PyTorch DDP: Gloo, documents in order, cut at a worker's end, where a new one begins.\nIts first step and "
@@ -103,8 +103,6 @@ def training(out, head, lines):
                 "and {gradient_norm:.6f}; within {bound:.1e} of each other.".format_map(check))
     for group in groups(lines, "source"):
         training_source(out, head, peak, group)
-    for why in head["absent"]:
-        out.say(f"\nnot measured: {why}")
     out.say("\nstep: from a common start to the last worker's update, median over rounds.\nidle: mean over workers of the "
             "time in waits for exchanges and, at the sum of gradients, for the later worker, over the step.\ncore idle: what "
             "of a worker's core no thread of it used.\n% of peak: FLOP of matrix products and of allowed pairs, over the "
@@ -130,8 +128,7 @@ def training_source(out, head, peak, lines):
                     f"{100 * median(arm['idle_share']):.1f}|{100 * median(arm['core_idle_share']):.1f}|"
                     f"{100 * median(peaks):.1f}|{times}|{way}")
     out.table("\narm|step ms|tokens/s|idle %|core idle %|% of peak|times ours|95 % interval|way", rows)
-    if arms[-1]["arm"] == "PyTorch DDP":
-        out.say(f"\nDDP's cut documents leave it {100 * median(quotient(arms[-1]['flops'], ours['flops'])):.1f} % of our FLOP.")
+    out.say(f"\nDDP's cut documents leave it {100 * median(quotient(arms[-1]['flops'], ours['flops'])):.1f} % of our FLOP.")
     idle = judge_idle(out, *(arm["idle_share"] for arm in (ours, again, control)))
     above, itself = (f"{100 * e.median:+.2f} ({e.text(2, DOTS, 100, '+')})" for e in (idle.reached, idle.control))
     out.say(f"Idle, ours less equal documents, in points: {above}; ours less ours again: {itself}; bar {100 * idle.bar:.0f}: "

@@ -13,7 +13,6 @@ import unittest
 import report
 import report_pipeline
 import report_steps
-import report_tables
 from report_figures import Estimate, Figure, Report, bar_of, estimate, figure_of, quotient, random_words, ratio
 
 ROUNDS = 15
@@ -92,8 +91,8 @@ class Verdicts(unittest.TestCase):
 
     def test_an_exact_bound_that_is_met_is_reached(self):
         out = Report("plan")
-        self.assertEqual(out.judge_exact("max_over_mean", 1.02)["verdict"], "reached")
-        self.assertEqual(out.judge_exact("max_over_mean", 1.021)["verdict"], "missed")
+        self.assertEqual(out.judge_exact("plan_ms", 20, servers=512)["verdict"], "reached")
+        self.assertEqual(out.judge_exact("plan_ms", 20.1, servers=512)["verdict"], "missed")
         self.assertEqual(out.verdicts, {"reached": 1, "missed": 1})
 
 
@@ -121,64 +120,19 @@ class AttentionBars(unittest.TestCase):
         self.assertEqual(Report("attention").bar("of_loop"), 0.95)
 
 
-def planned(kind, **more):
-    """A plan's line."""
-    line = {"line": "plan", "kind": kind, "name": kind, "where": "workload", "of": "w", "source": "pretrain", "servers": 64,
-            "qkv_bytes": 800, "o_bytes": 200, "max_send_bytes": 200, "max_receive_bytes": 50, "max_over_mean": 1.02,
-            "max_over_mean_before": 2, "tokens_max": 1, "tokens_min": 1, "lower_bound_bytes": 0, "tasks": 1, "violations": 0,
-            "plan_ms": 0, "metadata_ms": 0, "layout": "sequential", "split_kv": False, "spread": False}
-    return line | more
+def planned(servers, plan_ms, metadata_ms):
+    """The lines of bench/plan of one plan."""
+    head = dict.fromkeys(("machine", "date", "commit", "build", "compiler", "torch"), "x")
+    return [{"line": "header", "bench": "plan", "rounds": 1} | head,
+            {"line": "plan", "of": "w", "way": "spread", "servers": servers, "plan_ms": plan_ms, "metadata_ms": metadata_ms}]
 
 
 class Plans(unittest.TestCase):
-    def missed(self, *lines):
-        """The figures that miss their bars, of plans beside one of the original's."""
-        out = Report("plan")
-        head = {"scheduler": "balanced", "rounds": 1, "seed": 1}
-        report_tables.plan(out, head, [planned("original"), *lines])
-        found = [line.split("  ")[1].strip() for line in out.text().splitlines() if line.startswith("missed ")]
-        self.assertEqual(len(found), out.verdicts["missed"])
-        return found
-
-    def test_shares_are_of_the_originals_bytes_and_of_its_largest_send(self):
-        ours = planned("variant", qkv_bytes=450, o_bytes=50, max_send_bytes=80, max_receive_bytes=40)
-        _, found = report_tables.with_shares([planned("original"), ours])
-        self.assertEqual((found["bytes"], found["send"], found["receive"]), (0.5, 0.4, 0.2))
-        self.assertEqual(report_tables.share(0, 0), 1)
-
-    def test_the_bar_on_bytes_is_looser_at_8_servers(self):
-        for servers, missed in ((64, ["share of bytes"]), (512, ["share of bytes"]), (8, [])):
-            self.assertEqual(self.missed(planned("variant", qkv_bytes=900, o_bytes=0, servers=servers)), missed)
-
-    def test_every_way_to_plan_has_its_bar_on_bytes(self):
-        for layout, sub_ranges, many, few in (("sequential", False, 0.88, 0.95), ("sequential", True, 0.73, 0.78),
-                                              ("balanced", False, 0.62, 0.70), ("balanced", True, 0.56, 0.66)):
-            facts = {"layout": layout, "split_kv": sub_ranges, "spread": False}
-            self.assertEqual([bar_of("plan", "share_of_bytes", facts | {"servers": servers})["at_most"]
-                              for servers in (8, 64, 512)], [few, many, many])
-
-    def test_spread_is_held_to_its_largest_send_and_receive(self):
-        spread = {"layout": "balanced", "split_kv": True, "spread": True, "max_send_bytes": 92, "max_receive_bytes": 90}
-        self.assertEqual(self.missed(planned("variant", **spread)), ["largest send"])
-        self.assertEqual(self.missed(planned("variant", **spread, servers=8)), [])
-
-    def test_times_count_on_the_own_layout_at_64_and_512_servers(self):
-        for servers, plan_ms, metadata_ms, missed in ((512, 21, 20, ["plan ms"]), (512, 20, 21, ["metadata ms"]),
-                                                      (64, 2, 3, ["plan and metadata ms"])):
-            own = planned("variant", servers=servers, plan_ms=plan_ms, metadata_ms=metadata_ms, layout="balanced", qkv_bytes=0)
-            self.assertEqual(self.missed(own), missed)
-        self.assertEqual(self.missed(planned("variant", servers=512, plan_ms=99, metadata_ms=99, qkv_bytes=0)), [])
-
-    def test_an_uneven_an_invalid_and_a_refused_plan_fail(self):
-        bad = {"max_over_mean": 1.021, "violations": 1, "qkv_bytes": 0}
-        self.assertEqual(self.missed(planned("variant", **bad)), ["max over mean", "violations"])
-        refused = {"line": "plan", "kind": "variant", "name": "v", "where": "workload", "of": "w", "refusal": "no"}
-        self.assertEqual(self.missed(refused), ["refusals"])
-
-    def test_samples_are_judged_by_their_medians_and_their_worst(self):
-        samples = [planned("variant", where="sample", qkv_bytes=size, max_over_mean=mean)
-                   for size, mean in ((600, 1), (700, 1.03), (700, 1))]
-        self.assertEqual(self.missed(*samples), ["share of bytes", "max over mean", "share of bytes"])
+    def test_times_count_at_64_and_512_servers(self):
+        for servers, plan_ms, metadata_ms, wanted in ((512, 20, 20, {"reached": 2}), (512, 21, 1, {"reached": 1, "missed": 1}),
+                                                      (512, 1, 21, {"reached": 1, "missed": 1}), (64, 2, 3, {"missed": 1}),
+                                                      (8, 99, 99, {})):
+            self.assertEqual(report.report(planned(servers, plan_ms, metadata_ms)).verdicts, wanted)
 
 
 def wire_lines(setting, ping_pong=1.0, again=None, dispatch=8, none=2):

@@ -1,6 +1,11 @@
 #include "bench/rival.h"
 
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#include <csignal>
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
@@ -9,6 +14,7 @@
 namespace distca::bench {
 namespace {
 
+constexpr int kTimeoutS = 120;  // seconds of one wait
 constexpr int64_t kMostPositions = 1 << 20;
 
 /// Whole documents `documents` of a nano-batch.
@@ -25,55 +31,6 @@ Json nano_batch_json(const std::vector<int64_t>& lengths, const std::vector<int6
 }
 
 }  // namespace
-
-const char* const kPython = DISTCA_PYTHON;
-
-Rival::Rival(std::string kind, std::string python, double timeout_s)
-    : kind_(std::move(kind)),
-      python_(std::move(python)),
-      timeout_s_(timeout_s),
-      folder_(std::filesystem::temp_directory_path() / fmt::format("distca_rival_{}", getpid())) {
-  DISTCA_THROW_IF(!std::filesystem::exists(python_), ErrorKind::kUsage,
-                  "{} does not exist: `make setup` installs PyTorch in .venv", python_);
-  std::filesystem::create_directories(folder_);
-}
-
-Rival::~Rival() {
-  processes_.clear();
-  std::error_code ignored;
-  std::filesystem::remove_all(folder_, ignored);
-}
-
-std::filesystem::path Rival::save(const Llama& llama) {
-  write_file_atomically(folder_ / "config.json",
-                        llama.config().to_hugging_face(kMostPositions).dump());
-  AtomicFile weights(folder_ / "model.safetensors");
-  write_weights(weights, llama.config(), llama.parameters(), {{"format", "pt"}});
-  weights.commit();
-  return folder_;
-}
-
-void Rival::start(Json arguments, const Config::Optimizer& optimizer) {
-  arguments["optimizer"] = {{"lr", optimizer.lr},
-                            {"beta1", optimizer.beta1},
-                            {"beta2", optimizer.beta2},
-                            {"eps", optimizer.eps},
-                            {"weight_decay", optimizer.weight_decay},
-                            {"max_grad_norm", optimizer.max_grad_norm}};
-  processes_.emplace_back(fmt::format("process {} of the rival {}", processes_.size(), kind_),
-                          std::vector{python_, std::string(DISTCA_RIVAL), kind_, arguments.dump()},
-                          timeout_s_);
-}
-
-std::vector<Json> Rival::ask(const std::string& command, const std::vector<Json>& arguments) {
-  for (size_t process = 0; process < processes_.size(); ++process)
-    processes_[process].write_line(Json::object({{command, arguments.at(process)}}).dump());
-  std::vector<Json> answers;
-  for (size_t process = 0; process < processes_.size(); ++process)
-    answers.push_back(parse_json(processes_[process].read_line("answer to " + command),
-                                 "what the rival answered", ErrorKind::kIo));
-  return answers;
-}
 
 FixedPacking fixed_packing(const LlamaConfig& model, const BatchLengths& batch, int num_workers) {
   const StepArm local{.plan = {.scheduler = "local", .layout = "sequential"}};
@@ -92,20 +49,87 @@ FixedPacking fixed_packing(const LlamaConfig& model, const BatchLengths& batch, 
   return packing;
 }
 
-std::vector<PlayedStep> ddp_step(Rival& ddp, const FixedPacking& packing, int64_t vocab_size) {
-  const size_t ranks = packing.worker.at(0).size();
+DdpRival::DdpRival(const Llama& llama, const std::vector<int>& cores)
+    : vocab_size_(llama.config().vocab_size),
+      folder_(std::filesystem::temp_directory_path() / fmt::format("distca_rival_{}", getpid())) {
+  DISTCA_THROW_IF(!std::filesystem::exists(DISTCA_PYTHON), ErrorKind::kUsage,
+                  "{} does not exist: `make setup` installs PyTorch in .venv", DISTCA_PYTHON);
+  std::signal(SIGPIPE, SIG_IGN);  // a process that has ended gives no answer, which is an error
+  // Both ranks are on this machine: as ours, they talk over the loopback interface.
+  setenv("GLOO_SOCKET_IFNAME", "lo", /*overwrite=*/0);
+  write_file_atomically(folder_ / "config.json",
+                        llama.config().to_hugging_face(kMostPositions).dump());
+  AtomicFile weights(folder_ / "model.safetensors");
+  write_weights(weights, llama.config(), llama.parameters(), {{"format", "pt"}});
+  weights.commit();
+  const Config::Optimizer optimizer;
+  for (size_t rank = 0; rank < cores.size(); ++rank) {
+    const std::string arguments = folder_ / fmt::format("arguments_{}", rank),
+                      answers = folder_ / fmt::format("answers_{}", rank);
+    const Json said{{"rank", rank},
+                    {"size", cores.size()},
+                    {"core", cores[rank]},
+                    {"store", folder_ / "store"},
+                    {"timeout", kTimeoutS},
+                    {"folder", folder_},
+                    {"optimizer",
+                     {{"lr", optimizer.lr},
+                      {"beta1", optimizer.beta1},
+                      {"beta2", optimizer.beta2},
+                      {"eps", optimizer.eps},
+                      {"weight_decay", optimizer.weight_decay},
+                      {"max_grad_norm", optimizer.max_grad_norm}}}};
+    write_file_atomically(arguments, said.dump());
+    DISTCA_THROW_IF(mkfifo(answers.c_str(), 0600) != 0, ErrorKind::kIo, "no pipe {}", answers);
+    const std::string command = fmt::format("exec '{}' '{}' ddp \"$(cat '{}')\" >'{}'",
+                                            DISTCA_PYTHON, DISTCA_RIVAL, arguments, answers);
+    std::FILE* commands = popen(command.c_str(), "we");
+    DISTCA_THROW_IF(commands == nullptr, ErrorKind::kIo, "no shell");
+    processes_.push_back({commands, std::fopen(answers.c_str(), "re")});
+  }
+}
+
+DdpRival::~DdpRival() {
+  for (const auto& [commands, answers] : processes_) {
+    pclose(commands);
+    std::fclose(answers);
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+}
+
+std::vector<Json> DdpRival::ask(const std::string& command, const std::vector<Json>& arguments) {
+  for (size_t rank = 0; rank < processes_.size(); ++rank) {
+    std::FILE* commands = processes_[rank].commands;
+    std::fputs((Json::object({{command, arguments.at(rank)}}).dump() + "\n").c_str(), commands);
+    std::fflush(commands);
+  }
+  std::vector<Json> all;
+  for (const auto& [commands, answers] : processes_) {
+    pollfd ready{.fd = fileno(answers), .events = POLLIN, .revents = 0};
+    char line[4096];
+    DISTCA_THROW_IF(poll(&ready, 1, 1000 * kTimeoutS) != 1 ||
+                        std::fgets(line, sizeof(line), answers) == nullptr,
+                    ErrorKind::kIo, "process {} of PyTorch DDP gave no answer to {}", all.size(),
+                    command);
+    all.push_back(parse_json(line, "what PyTorch DDP answered", ErrorKind::kIo));
+  }
+  return all;
+}
+
+std::vector<PlayedStep> DdpRival::step(const FixedPacking& packing) {
   std::vector<Json> batches;
-  for (size_t rank = 0; rank < ranks; ++rank) {
+  for (size_t rank = 0; rank < processes_.size(); ++rank) {
     Json nano_batches = Json::array();
     for (size_t i = 0; i < packing.pieces.size(); ++i)
       nano_batches.push_back(
-          nano_batch_json(packing.pieces[i], packing.worker[i].at(rank), vocab_size));
+          nano_batch_json(packing.pieces[i], packing.worker[i].at(rank), vocab_size_));
     batches.push_back(
         {{"nano_batches", nano_batches}, {"num_targets", num_targets(packing.pieces)}});
   }
-  ddp.ask("batch", batches);
+  ask("batch", batches);
   std::vector<PlayedStep> steps;
-  for (const Json& told : ddp.ask("run", std::vector<Json>(ranks))) {
+  for (const Json& told : ask("run", std::vector<Json>(processes_.size()))) {
     steps.push_back({.begin_s = told.at("begin_s"),
                      .computed_s = told.at("computed_s"),
                      .end_s = told.at("end_s"),

@@ -1,43 +1,16 @@
 #pragma once
-// Plain PyTorch (rival.py), which ours is compared with: its processes wait in a read while others
-// measure. Thread rule: one thread.
+// PyTorch's DistributedDataParallel (rival.py), which ours is compared with: its processes wait in
+// a read while others measure. Thread rule: one thread.
 
-#include <deque>
+#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <vector>
 
-#include "bench/child_process.h"
 #include "bench/step_arms.h"
 #include "distca/base/json.h"
 
 namespace distca::bench {
-
-/// The interpreter that `make setup` installs PyTorch for.
-extern const char* const kPython;
-
-/// Processes of one kind of rival.py, with a folder of their own.
-class Rival {
- public:
-  /// Starts none yet. One that says nothing for `timeout_s` seconds is an error.
-  Rival(std::string kind, std::string python, double timeout_s);
-  ~Rival();
-
-  /// Saves the model with the weights that it has now. Returns the folder, as rival.py takes it.
-  std::filesystem::path save(const Llama& llama);
-  /// Starts a process. rival.py says what its arguments are, besides the optimizer's.
-  void start(Json arguments, const Config::Optimizer& optimizer);
-
-  const std::filesystem::path& folder() const { return folder_; }
-  /// Sends a command to every process, with arguments[process], and returns their answers.
-  std::vector<Json> ask(const std::string& command, const std::vector<Json>& arguments);
-
- private:
-  std::string kind_, python_;
-  double timeout_s_;
-  std::filesystem::path folder_;
-  std::deque<ChildProcess> processes_;
-};
 
 /// Documents as fixed packing gives them to plain data parallelism: in order, cut where a worker's
 /// share ends; the rest of a cut document begins a new one, for no other worker has its context.
@@ -47,8 +20,29 @@ struct FixedPacking {
 };
 FixedPacking fixed_packing(const LlamaConfig& model, const BatchLengths& batch, int num_workers);
 
-/// One step of the rival "ddp" over the documents of `packing`, which leaves its weights updated.
-/// [rank]
-std::vector<PlayedStep> ddp_step(Rival& ddp, const FixedPacking& packing, int64_t vocab_size);
+class DdpRival {
+ public:
+  /// Starts a process a rank, pinned to cores[rank], all with the weights that `llama` has now.
+  DdpRival(const Llama& llama, const std::vector<int>& cores);
+  /// Closes their standard input, and waits for them to end.
+  ~DdpRival();
+  DdpRival(const DdpRival&) = delete;
+  DdpRival& operator=(const DdpRival&) = delete;
+
+  /// One step over the documents of `packing`, which leaves the weights updated. [rank]. Throws
+  /// Error(kIo) where a process has ended, or says nothing for two minutes.
+  std::vector<PlayedStep> step(const FixedPacking& packing);
+
+ private:
+  struct Process {
+    std::FILE *commands, *answers;
+  };
+  /// Sends a command to every process, with arguments[process], and returns their answers.
+  std::vector<Json> ask(const std::string& command, const std::vector<Json>& arguments);
+
+  const int64_t vocab_size_;
+  const std::filesystem::path folder_;
+  std::vector<Process> processes_;
+};
 
 }  // namespace distca::bench

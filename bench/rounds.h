@@ -4,10 +4,7 @@
 // Not thread-safe: times are of the machine.
 
 #include <functional>
-#include <string>
 #include <vector>
-
-#include "distca/base/clock.h"
 
 namespace distca::bench {
 
@@ -15,23 +12,6 @@ struct Contender {
   double flops = 0;                 // floating-point operations of one call
   std::function<double()> seconds;  // calls it once
 };
-
-enum class Clock {
-  kThread,  // processor time of the calling thread: turns of other programs on its core do not
-            // count
-  kWall,    // for work on several threads
-};
-
-/// The seconds that a call of `work` takes.
-template <typename Work>
-std::function<double()> timed(Clock clock, Work work) {
-  return [clock, work = std::move(work)] {
-    const auto now = clock == Clock::kThread ? thread_processor_seconds : steady_seconds;
-    const double start = now();
-    work();
-    return now() - start;
-  };
-}
 
 /// GFLOP/s of one contender in each round.
 using Rates = std::vector<double>;

@@ -64,13 +64,12 @@ PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch) {
   played.processor_s = process_processor_seconds() - processor_begin;
   played.waited_s = result.times.of(OpPart::kWait);
   played.loss_sum = result.loss_sum;
-  int64_t tokens = 0, load = 0;
+  int64_t tokens = 0, pairs = 0;
   for (const Plan& plan : plans) {
-    const ServerLoad& mine = plan.load[comm_.rank()];
     tokens += plan.layout.num_tokens(comm_.rank());
-    load += arm.profile ? mine.time_ns : mine.pairs;
+    pairs += plan.load[comm_.rank()].pairs;
   }
-  played.sample = rank_sample(result.times, tokens, load);
+  played.sample = rank_sample(result.times, tokens, pairs);
   // Sums of gradients run under backward, so who is done first waits for the last within them.
   const RankSample& did = played.sample;
   played.computed_s =

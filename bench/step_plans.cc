@@ -15,7 +15,6 @@ PlanRequest request_of(const StepArm& arm, const LlamaConfig& model,
                       .shape = model.shape().attention,
                       .options = arm.plan};
   request.cluster.max_tokens_per_worker = arm.max_tokens_per_worker;
-  request.profile = arm.profile;
   return request;
 }
 

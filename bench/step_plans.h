@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "bench/step_figures.h"
-#include "distca/cost/attention_profile.h"
 #include "distca/forecast/step_program.h"
 #include "distca/plan/layer_time.h"
 #include "distca/plan/plan.h"
@@ -25,7 +24,6 @@ struct StepArm {
   StepOptions step;
   bool one_nano_batch = false;        // a batch's documents are planned and played together
   int64_t max_tokens_per_worker = 0;  // cap for one nano-batch. 0 means no cap.
-  std::shared_ptr<const AttentionProfile> profile = {};  // without it, load is counted in pairs
 };
 
 /// [nano-batch]. Throws Error(kPlan) where the scheduler refuses one.

@@ -1,13 +1,10 @@
 #pragma once
-// Absolute times: best of some rounds on one pinned thread.
+// Cores that threads are pinned to.
 
 #include <sched.h>
 
-#include <algorithm>
 #include <span>
 #include <vector>
-
-#include "distca/base/clock.h"
 
 namespace distca::bench {
 
@@ -34,17 +31,6 @@ inline void pin_to(std::span<const int> allowed) {
 inline void pin_to_this_core() {
   const int core = sched_getcpu();
   pin_to({&core, 1});
-}
-
-template <typename Work>
-double best_ms(int rounds, const Work& work) {
-  double best = 1e300;
-  for (int round = 0; round < rounds; ++round) {
-    const Stopwatch watch;
-    work();
-    best = std::min(best, watch.seconds() * 1e3);
-  }
-  return best;
 }
 
 }  // namespace distca::bench

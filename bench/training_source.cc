@@ -43,19 +43,15 @@ BatchSource real_source(const std::filesystem::path& prefix, const BatchShape& s
 
 BatchSource long_tailed_source(const std::filesystem::path& folder, const BatchShape& shape,
                                int count, uint64_t seed) {
-  const std::filesystem::path path = folder / "lengths_pretrain.json";
-  if (!std::filesystem::exists(path)) {
-    throw Error(ErrorKind::kData, "{} does not exist: name its folder with --lengths",
-                path.string());
-  }
   const int64_t longest = shape.nano_batch_tokens / 2;
-  const std::vector<Workload> nano_batches = sample_workloads(
-      read_lengths(path), {.kind = SampleKind::kPretrain,
-                           .count = count * static_cast<int>(shape.nano_batches),
-                           .ranks = shape.workers,
-                           .tokens_per_rank = shape.nano_batch_tokens / shape.workers,
-                           .max_document_tokens = longest,
-                           .seed = seed});
+  const std::vector<Workload> nano_batches =
+      sample_workloads(read_lengths(folder / "lengths_pretrain.json"),
+                       {.kind = SampleKind::kPretrain,
+                        .count = count * static_cast<int>(shape.nano_batches),
+                        .ranks = shape.workers,
+                        .tokens_per_rank = shape.nano_batch_tokens / shape.workers,
+                        .max_document_tokens = longest,
+                        .seed = seed});
   BatchSource source{
       .name = "long-tailed",
       .what = fmt::format("lengths of lengths_pretrain.json, scaled to at most {} tokens",

@@ -39,7 +39,6 @@ const std::vector<Overlap> kWithoutExchange = {Overlap::kNone, Overlap::kPingPon
 std::vector<StepArm> our_ways(const ContestOptions& options, const Speeds& speeds,
                               StepArm balanced) {
   balanced.plan.scheduler = "balanced";
-  balanced.profile = options.profile;
   std::vector<StepArm> ways;
   for (const Overlap overlap : kEveryOverlap) {
     balanced.step.overlap = overlap;
@@ -57,10 +56,6 @@ std::vector<StepArm> our_ways(const ContestOptions& options, const Speeds& speed
 
 }  // namespace
 
-bool takes_part(const ContestOptions& options, const std::string& rival) {
-  return std::ranges::find(options.rivals, rival) != options.rivals.end();
-}
-
 std::vector<Contestant> contestants(const ContestOptions& options, const Speeds& speeds) {
   const int64_t cap = std::llround(
       kMemoryCap * static_cast<double>(options.shape.nano_batch_tokens) / options.shape.workers);
@@ -75,18 +70,13 @@ std::vector<Contestant> contestants(const ContestOptions& options, const Speeds&
   whole_batch.one_nano_batch = true;
   whole_batch.max_tokens_per_worker = cap * options.shape.nano_batches;
   wlb.push_back(under({Overlap::kNone}, whole_batch)[0]);
-  std::vector<Contestant> all = {{"balanced (ours)", our_ways(options, speeds, by("balanced"))},
-                                 {"ours again", {}},  // its way is the one chosen for ours
-                                 {"local, equal documents", local, /*equal_documents=*/true}};
-  const std::vector<Contestant> rivals = {
-      {kPacking, local},
-      {"wlb", wlb},
-      {"per-document-cp", under(kEveryOverlap, by("per-document-cp"))},
-      {"greedy", under(kEveryOverlap, by("greedy"))}};
-  for (const Contestant& rival : rivals) {
-    if (takes_part(options, rival.name)) all.push_back(rival);
-  }
-  return all;
+  return {{"balanced (ours)", our_ways(options, speeds, by("balanced"))},
+          {"ours again", {}},  // its way is the one chosen for ours
+          {"local, equal documents", local, /*equal_documents=*/true},
+          {"local", local},
+          {"wlb", wlb},
+          {"per-document-cp", under(kEveryOverlap, by("per-document-cp"))},
+          {"greedy", under(kEveryOverlap, by("greedy"))}};
 }
 
 int num_batches(int rounds) { return rounds + kChoiceRounds + 2; }

@@ -3,7 +3,6 @@
 // Plain values; any thread may call the functions.
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,20 +13,11 @@
 
 namespace distca::bench {
 
-/// The rivals that ours may be compared with.
-inline constexpr const char* kDdp = "ddp";
-inline constexpr const char* kPacking = "local";
-inline const std::vector<std::string> kRivals = {kPacking, "wlb", "per-document-cp", "greedy",
-                                                 kDdp};
-
 struct ContestOptions {
   LlamaConfig model;
   BatchShape shape;
   uint64_t seed = 1;  // seed of batches and weights
   int rounds = 15;
-  std::vector<std::string> rivals = kRivals;
-  std::string python;                                    // interpreter of the DDP rival
-  std::shared_ptr<const AttentionProfile> profile = {};  // prices of our plans, if not pairs
 };
 
 /// The most tokens that any arm lets a worker hold at a time, over the mean.
@@ -39,7 +29,6 @@ struct Contestant {
   std::vector<StepArm> ways;
   bool equal_documents = false;  // instead of the source's
 };
-bool takes_part(const ContestOptions& options, const std::string& rival);
 /// Ours, ours again (without ways: its way is the one chosen for ours), ours on equal documents,
 /// and the rivals but DDP.
 std::vector<Contestant> contestants(const ContestOptions& options, const Speeds& speeds);

@@ -68,7 +68,7 @@ TEST_F(TrainingProgram, measures_every_arm_and_checks_that_ddp_computes_the_same
 }
 
 TEST_F(TrainingProgram, without_its_data_ends_with_2_and_says_what_makes_them) {
-  const Outcome outcome = run({"--only", "real", "--data", folder_ / "none", "--rivals", "local"});
+  const Outcome outcome = run({"--only", "real", "--data", folder_ / "none"});
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("none.idx does not exist: `make demo`"));
 }
