@@ -230,7 +230,7 @@ class RowContest {
     return found;
   }
 
-  /// What moves one step's time over another's most, which is below the published range or above.
+  /// The number that moves most one step over another, which is below the published range or above.
   PaperMove largest_move(const PaperBest& step, const PaperBest& over, bool is_below) const {
     std::map<MachineNumber, double> change;  // the logarithm of the ratio, if a fifth better
     for (const auto& [number, shorter] : shorter_by(step)) change[number] += std::log1p(-shorter);
