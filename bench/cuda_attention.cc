@@ -235,7 +235,7 @@ void measure_shard(const Arguments& arguments, int64_t shard) {
       contender(shards, kBackwardFlops, &Problem::deterministic_backward);
   const std::vector<Rates> rates = interleaved_rates(
       {peak(arguments.cuda_device()), forward_of(shards), forward_operator_of(whole),
-       forward_operator_of(whole), backward_of(shards), backward_operator_of(whole), deterministic},
+       backward_of(shards), backward_operator_of(whole), deterministic},
       arguments.rounds, kLeastSeconds);
   write_line("shards", {{"shard", shard},
                         {"shards", sizes.size()},
@@ -243,10 +243,9 @@ void measure_shard(const Arguments& arguments, int64_t shard) {
                         {"peak", rates[0]},
                         {"forward", rates[1]},
                         {"forward_long", rates[2]},
-                        {"forward_long_again", rates[3]},
-                        {"backward", rates[4]},
-                        {"backward_long", rates[5]},
-                        {"backward_deterministic", rates[6]}});
+                        {"backward", rates[3]},
+                        {"backward_long", rates[4]},
+                        {"backward_deterministic", rates[5]}});
 }
 
 // --- shards of one document ----------------------------------------------------------------------

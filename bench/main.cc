@@ -44,14 +44,12 @@ void write_header(std::string_view bench, Json settings) {
   const std::time_t now = std::time(nullptr);
   char date[] = "2000-01-01T00:00:00Z";
   std::strftime(date, sizeof(date), "%FT%TZ", std::gmtime(&now));
-  settings.update({{"bench", bench},
-                   {"machine", cpu_name()},
-                   {"date", date},
-                   {"commit", build::kCommit},
-                   {"build", build::kBuildType},
-                   {"compiler", build::kCompiler},
-                   {"torch", build::kTorch}});
-  write_line("header", std::move(settings));
+  Json head{
+      {"bench", bench},           {"machine", cpu_name()},      {"date", date},
+      {"commit", build::kCommit}, {"build", build::kBuildType}, {"compiler", build::kCompiler},
+      {"torch", build::kTorch}};
+  head.update(settings);
+  write_line("header", std::move(head));
 }
 
 void write_line(std::string_view line, Json values) {

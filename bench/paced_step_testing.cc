@@ -59,7 +59,7 @@ const char* arm_name(PipelineArm arm) { return kPipelineArms[static_cast<size_t>
 
 BatchLengths paced_lengths(const PacedSetting& setting) {
   return uneven_lengths(2 * setting.micro_batches, setting.tokens * setting.replicas, kMedianTokens,
-                        setting.seed);
+                        /*seed=*/1);
 }
 
 PacedPrices paced_prices(const PacedSetting& setting, const BatchLengths& lengths) {

@@ -30,7 +30,6 @@ struct PacedSetting {
   /// The bandwidth by which fill ticks are weighed (PipelineRequest). 0 means that they are not.
   int64_t bytes_per_us = 0;
   FillTicks fill_ticks = FillTicks::kExact;
-  uint64_t seed = 1;
 
   int ranks() const { return stages * replicas; }
   std::string name() const;  // "P = 4, M = 8, attention .40"

@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "bench/cores.h"
 #include "bench/main.h"
-#include "bench/timing.h"
 #include "distca/base/clock.h"
 #include "distca/plan/exchange.h"
 #include "distca/plan/plan_batch_input.h"
@@ -64,7 +64,7 @@ int run(int argc, char** argv) {
   CLI::App app{"How long planning takes on one core.", "plan"};
   app.add_option("--rounds", rounds)->check(CLI::Range(1, 1000))->capture_default_str();
   if (!parse_options(app, argc, argv)) return 0;
-  pin_to_this_core();
+  pin_to(sched_getcpu());
   write_header("plan", {{"rounds", rounds}});
   for (const char* name : kWorkloads) measure(name, rounds);
   return 0;

@@ -105,6 +105,14 @@ TEST(PlayedPipeline, weight_gradients_that_wait_fill_ticks) {
   }
 }
 
+TEST(PlayedPipeline, ticks_are_near_their_least_with_two_replicas_too) {
+  PacedSetting pairs = setting(4, 8);
+  pairs.replicas = 2;
+  for (const PipelineArm arm : {PipelineArm::kWaits2, PipelineArm::kAttentionEven}) {
+    EXPECT_LE(tick_sums(PacedStep(pairs, arm).parts()).over_least, 1.03) << arm_name(arm);
+  }
+}
+
 /// Measured with operations that sleep, four stages took 1.075 times as long as ranks are busy, and
 /// were 1.34 times as fast as the better 1F1B: bench/results/pipeline_paced_epyc_2026-11-28.md.
 /// Here messages take what they take between processes of one machine, and no sleep is late.

@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from report_figures import estimate, figure_of, model_text, ms, of, quotient
+from report_figures import estimate, model_text, ms, of, quotient
 from report_python import judged
 
 TEXT = """\

@@ -13,7 +13,7 @@ import unittest
 import report
 import report_pipeline
 import report_steps
-from report_figures import Estimate, Figure, Report, bar_of, estimate, figure_of, quotient, random_words, ratio
+from report_figures import Estimate, Figure, Report, estimate, figure_of, quotient, random_words, ratio
 
 ROUNDS = 15
 

@@ -1,5 +1,6 @@
 #include "bench/rival.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -30,6 +31,14 @@ Json nano_batch_json(const std::vector<int64_t>& lengths, const std::vector<int6
   return {{"lengths", own}, {"ids", tokens.ids}, {"targets", tokens.targets}};
 }
 
+/// A new named pipe, open for reading before anybody writes, so that nobody waits to open it.
+std::FILE* reading_pipe(const std::string& path) {
+  DISTCA_THROW_IF(mkfifo(path.c_str(), 0600) != 0, ErrorKind::kIo, "no pipe {}", path);
+  const int end = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  DISTCA_THROW_IF(end < 0 || fcntl(end, F_SETFL, 0) != 0, ErrorKind::kIo, "no pipe {}", path);
+  return fdopen(end, "r");
+}
+
 }  // namespace
 
 FixedPacking fixed_packing(const LlamaConfig& model, const BatchLengths& batch, int num_workers) {
@@ -51,27 +60,28 @@ FixedPacking fixed_packing(const LlamaConfig& model, const BatchLengths& batch, 
 
 DdpRival::DdpRival(const Llama& llama, const std::vector<int>& cores)
     : vocab_size_(llama.config().vocab_size),
-      folder_(std::filesystem::temp_directory_path() / fmt::format("distca_rival_{}", getpid())) {
+      started_(std::filesystem::temp_directory_path() / fmt::format("distca_rival_{}", getpid())) {
   DISTCA_THROW_IF(!std::filesystem::exists(DISTCA_PYTHON), ErrorKind::kUsage,
                   "{} does not exist: `make setup` installs PyTorch in .venv", DISTCA_PYTHON);
   std::signal(SIGPIPE, SIG_IGN);  // a process that has ended gives no answer, which is an error
   // Both ranks are on this machine: as ours, they talk over the loopback interface.
   setenv("GLOO_SOCKET_IFNAME", "lo", /*overwrite=*/0);
-  write_file_atomically(folder_ / "config.json",
+  const std::filesystem::path& folder = started_.folder;
+  write_file_atomically(folder / "config.json",
                         llama.config().to_hugging_face(kMostPositions).dump());
-  AtomicFile weights(folder_ / "model.safetensors");
+  AtomicFile weights(folder / "model.safetensors");
   write_weights(weights, llama.config(), llama.parameters(), {{"format", "pt"}});
   weights.commit();
   const Config::Optimizer optimizer;
   for (size_t rank = 0; rank < cores.size(); ++rank) {
-    const std::string arguments = folder_ / fmt::format("arguments_{}", rank),
-                      answers = folder_ / fmt::format("answers_{}", rank);
+    const std::string arguments = folder / fmt::format("arguments_{}", rank),
+                      answers = folder / fmt::format("answers_{}", rank);
     const Json said{{"rank", rank},
                     {"size", cores.size()},
                     {"core", cores[rank]},
-                    {"store", folder_ / "store"},
+                    {"store", folder / "store"},
                     {"timeout", kTimeoutS},
-                    {"folder", folder_},
+                    {"folder", folder},
                     {"optimizer",
                      {{"lr", optimizer.lr},
                       {"beta1", optimizer.beta1},
@@ -80,32 +90,36 @@ DdpRival::DdpRival(const Llama& llama, const std::vector<int>& cores)
                       {"weight_decay", optimizer.weight_decay},
                       {"max_grad_norm", optimizer.max_grad_norm}}}};
     write_file_atomically(arguments, said.dump());
-    DISTCA_THROW_IF(mkfifo(answers.c_str(), 0600) != 0, ErrorKind::kIo, "no pipe {}", answers);
+    std::FILE* reads = reading_pipe(answers);
     const std::string command = fmt::format("exec '{}' '{}' ddp \"$(cat '{}')\" >'{}'",
                                             DISTCA_PYTHON, DISTCA_RIVAL, arguments, answers);
     std::FILE* commands = popen(command.c_str(), "we");
     DISTCA_THROW_IF(commands == nullptr, ErrorKind::kIo, "no shell");
-    processes_.push_back({commands, std::fopen(answers.c_str(), "re")});
+    started_.processes.push_back({commands, reads});
   }
 }
 
-DdpRival::~DdpRival() {
-  for (const auto& [commands, answers] : processes_) {
+DdpRival::Started::Started(std::filesystem::path of) : folder(std::move(of)) {
+  std::filesystem::remove_all(folder);  // an earlier process had this number, perhaps
+}
+
+DdpRival::Started::~Started() {
+  for (const auto& [commands, answers] : processes) {
     pclose(commands);
     std::fclose(answers);
   }
   std::error_code ignored;
-  std::filesystem::remove_all(folder_, ignored);
+  std::filesystem::remove_all(folder, ignored);
 }
 
 std::vector<Json> DdpRival::ask(const std::string& command, const std::vector<Json>& arguments) {
-  for (size_t rank = 0; rank < processes_.size(); ++rank) {
-    std::FILE* commands = processes_[rank].commands;
+  for (size_t rank = 0; rank < started_.processes.size(); ++rank) {
+    std::FILE* commands = started_.processes[rank].commands;
     std::fputs((Json::object({{command, arguments.at(rank)}}).dump() + "\n").c_str(), commands);
     std::fflush(commands);
   }
   std::vector<Json> all;
-  for (const auto& [commands, answers] : processes_) {
+  for (const auto& [commands, answers] : started_.processes) {
     pollfd ready{.fd = fileno(answers), .events = POLLIN, .revents = 0};
     char line[4096];
     DISTCA_THROW_IF(poll(&ready, 1, 1000 * kTimeoutS) != 1 ||
@@ -119,7 +133,7 @@ std::vector<Json> DdpRival::ask(const std::string& command, const std::vector<Js
 
 std::vector<PlayedStep> DdpRival::step(const FixedPacking& packing) {
   std::vector<Json> batches;
-  for (size_t rank = 0; rank < processes_.size(); ++rank) {
+  for (size_t rank = 0; rank < started_.processes.size(); ++rank) {
     Json nano_batches = Json::array();
     for (size_t i = 0; i < packing.pieces.size(); ++i)
       nano_batches.push_back(
@@ -129,7 +143,7 @@ std::vector<PlayedStep> DdpRival::step(const FixedPacking& packing) {
   }
   ask("batch", batches);
   std::vector<PlayedStep> steps;
-  for (const Json& told : ask("run", std::vector<Json>(processes_.size()))) {
+  for (const Json& told : ask("run", std::vector<Json>(started_.processes.size()))) {
     steps.push_back({.begin_s = told.at("begin_s"),
                      .computed_s = told.at("computed_s"),
                      .end_s = told.at("end_s"),

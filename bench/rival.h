@@ -24,10 +24,6 @@ class DdpRival {
  public:
   /// Starts a process a rank, pinned to cores[rank], all with the weights that `llama` has now.
   DdpRival(const Llama& llama, const std::vector<int>& cores);
-  /// Closes their standard input, and waits for them to end.
-  ~DdpRival();
-  DdpRival(const DdpRival&) = delete;
-  DdpRival& operator=(const DdpRival&) = delete;
 
   /// One step over the documents of `packing`, which leaves the weights updated. [rank]. Throws
   /// Error(kIo) where a process has ended, or says nothing for two minutes.
@@ -37,12 +33,23 @@ class DdpRival {
   struct Process {
     std::FILE *commands, *answers;
   };
+  /// Processes that run, and the folder by which they are reached.
+  struct Started {
+    explicit Started(std::filesystem::path folder);
+    Started(const Started&) = delete;
+    Started& operator=(const Started&) = delete;
+    /// Closes their standard input, which ends them, and removes the folder. A process that waits
+    /// for another one ends by the timeout of that wait.
+    ~Started();
+
+    const std::filesystem::path folder;
+    std::vector<Process> processes;
+  };
   /// Sends a command to every process, with arguments[process], and returns their answers.
   std::vector<Json> ask(const std::string& command, const std::vector<Json>& arguments);
 
   const int64_t vocab_size_;
-  const std::filesystem::path folder_;
-  std::vector<Process> processes_;
+  Started started_;
 };
 
 }  // namespace distca::bench

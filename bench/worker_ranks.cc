@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <memory>
 
+#include "bench/cores.h"
 #include "bench/main.h"
-#include "bench/timing.h"
 #include "distca/base/env.h"
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch/launch.h"
@@ -20,7 +20,7 @@ namespace {
 void run_as_rank(const WorkerRanks& options, const Rendezvous& rendezvous,
                  const std::function<void(Communicator&)>& body) {
   const std::vector<int> cores = allowed_cores();
-  pin_to({&cores[static_cast<size_t>(rendezvous.local_rank) % cores.size()], 1});
+  pin_to(cores[static_cast<size_t>(rendezvous.local_rank) % cores.size()]);
   const auto store = start_store_process(rendezvous, options.comm.grace_s);
   at::set_num_threads(1);
   const std::unique_ptr<Communicator> comm = make_gloo_group(rendezvous, options.comm);

@@ -1,7 +1,5 @@
 #include "distca/base/machine.h"
 
-#include <fmt/format.h>
-
 #include <filesystem>
 #include <fstream>
 #include <system_error>
@@ -37,11 +35,6 @@ std::string gpu_name() {
     }
   }
   return "unknown CUDA device";
-}
-
-bool cpu_has(std::string_view flag) {
-  return fmt::format(" {} ", cpu_info("flags")).find(fmt::format(" {} ", flag)) !=
-         std::string::npos;
 }
 
 std::string namespace_id(const std::string& kind) {

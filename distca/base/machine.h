@@ -1,9 +1,8 @@
 #pragma once
-// Facts about this machine from /proc. Without /proc, the name is "unknown" and no flag is set. Any
+// Facts about this machine from /proc. Without /proc, the name is "unknown". Any
 // thread may call these functions.
 
 #include <string>
-#include <string_view>
 
 namespace distca {
 
@@ -11,9 +10,6 @@ namespace distca {
 std::string cpu_name();
 /// The model of the first NVIDIA GPU as its driver says it, or "unknown CUDA device".
 std::string gpu_name();
-
-/// Returns true if the CPU has a flag such as "avx512_bf16" or "amx_bf16". Only whole words match.
-bool cpu_has(std::string_view flag);
 
 /// Identifies the Linux namespace of a kind ("net", "time") that this process is in. Two processes
 /// on any machines get the same text exactly if they are in the same namespace. Empty if it is

@@ -11,15 +11,6 @@ TEST(Machine, its_cpus_name_is_one_line_without_the_facts_name) {
   EXPECT_EQ(name.find_first_of("\n:"), std::string::npos) << name;
 }
 
-TEST(Machine, flags_are_whole_words) {
-#ifdef __x86_64__
-  EXPECT_TRUE(cpu_has("sse2"));
-#endif
-  EXPECT_FALSE(cpu_has("sse2_"));
-  EXPECT_FALSE(cpu_has("se2"));
-  EXPECT_FALSE(cpu_has(""));
-}
-
 TEST(Machine, the_steady_clock_of_a_process_is_always_the_same) {
   EXPECT_EQ(steady_clock_id(), steady_clock_id());
   // A boot's number as Linux writes it, 36 characters, and the time namespace.

@@ -3,7 +3,6 @@
 
 #include <sched.h>
 
-#include <span>
 #include <vector>
 
 namespace distca::bench {
@@ -20,17 +19,12 @@ inline std::vector<int> allowed_cores() {
   return allowed;
 }
 
-/// The calling thread, and those that it starts from now on.
-inline void pin_to(std::span<const int> allowed) {
+/// Pins the calling thread, and those that it starts from now on.
+inline void pin_to(int core) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  for (const int core : allowed) CPU_SET(core, &cores);
+  CPU_SET(core, &cores);
   sched_setaffinity(0, sizeof(cores), &cores);
-}
-
-inline void pin_to_this_core() {
-  const int core = sched_getcpu();
-  pin_to({&core, 1});
 }
 
 }  // namespace distca::bench
