@@ -7,7 +7,7 @@ HARNESS_SECONDS ?= 3600
 HARNESS ?= damaged_files kills resume_chains
 BUILD = scripts/build.sh release -j $(JOBS)
 .DEFAULT_GOAL := help
-.PHONY: help setup test-setup build demo test test-full test-python test-matrix wheels sanitize sanitize-build tsan fuzz harness core determinism arm check-cuda check-kernels format check pictures bundle clean
+.PHONY: help setup test-setup build demo test test-full test-python test-matrix wheels release bench sanitize sanitize-build tsan fuzz harness core determinism arm check-cuda check-kernels format check pictures bundle clean
 
 help:            ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,13 @@ test-matrix:     ## the Python package with each version of PyTorch and other li
 
 wheels:          ## an sdist, and one wheel for all versions of PyTorch, tried with each (GBs; VERSIONS="2.13 2.14")
 	@JOBS=$(JOBS) scripts/build_wheels.sh $(VERSIONS)
+
+release: test-setup ## an archive of the last commit and its wheels, with hashes: build/release_files
+	@JOBS=$(JOBS) scripts/release.sh
+
+bench: test-setup build ## every benchmark that has bars, on two free cores, in 20 minutes; a table of the bars, and which fell
+	@JOBS=$(JOBS) scripts/test_python.sh -k test_wheel
+	@.venv/bin/python bench/all.py
 
 check-cuda:      ## compile what includes PyTorch against the oldest and newest that was tried, as on a GPU (downloads wheels)
 	@JOBS=$(JOBS) scripts/check_cuda.py

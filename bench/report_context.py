@@ -30,6 +30,7 @@ def source(out, name, rounds, tokens, what):
     steps = {arm: times_of(rounds, arm, what) for arm in rounds[0]["arms"]}
     ours, again, is_long = steps["distca"], steps["distca again"], name.endswith("long")
     shares = [line["longest"] / tokens for line in rounds]
+    out.section = name
     out.say(f"\n## {name}\nthe longest document over a rank's share: {median(shares):.2f}; {len(rounds)} batches")
     rows = []
     for arm in dict.fromkeys(("distca", "distca again", *sorted(steps))):  # ours first

@@ -135,6 +135,8 @@ class Report:
         self.bench = bench
         self.markdown = markdown
         self.parts = []
+        self.section = ""  # what of the benchmark is judged now
+        self.bars = []  # rows of what was judged: section, name, reached, its interval, bar, A/A, verdict
         self.verdicts = collections.Counter()
 
     def say(self, text=""):
@@ -145,11 +147,16 @@ class Report:
         bar = bar_of(self.bench, figure, facts)
         return 1 / bar["most_times"] if "most_times" in bar else bar.get("at_least", bar.get("at_most"))
 
-    def judge(self, figure):
+    def judge(self, figure, name):
         """The figure's verdict, counted."""
         verdict = figure.verdict()
-        self.verdicts[verdict] += verdict != "-"
+        if verdict != "-":
+            self.count(verdict, name, figure.reached.median, figure.reached.text(), figure.bar, figure.control.text())
         return verdict
+
+    def count(self, verdict, name, reached, interval, bar, control):
+        self.verdicts[verdict] += 1
+        self.bars.append(f"{self.bench}: {self.section}|{name}|{reached:.3f}|{interval}|{bar:.3g}|{control}|{verdict}")
 
     def judge_exact(self, figure, reached, **facts):
         """Of what no noise moves: the bar's entry with its verdict; None where there is no bar."""
@@ -157,7 +164,7 @@ class Report:
         if not bar:
             return None
         verdict = "reached" if reached <= bar["at_most"] * (1 + 1e-9) else "missed"  # a bound met exactly is met
-        self.verdicts[verdict] += 1
+        self.count(verdict, ", ".join((figure.replace("_", " "), *map(str, facts.values()))), reached, "exact", bar["at_most"], "none")
         return {**bar, "figure": figure.replace("_", " "), "reached": reached, "verdict": verdict}
 
     def table(self, header, rows):

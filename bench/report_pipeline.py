@@ -15,7 +15,7 @@ def seconds_of(rounds, arm):
 
 def judged(out, what, figure):
     """A line with a figure's verdict."""
-    bar = "" if figure.bar is None else f", bar {figure.bar:.2f}: {out.judge(figure)}"
+    bar = "" if figure.bar is None else f", bar {figure.bar:.2f}: {out.judge(figure, what)}"
     return f"{what}: {figure.reached.median:.3f} ({figure.reached.text()}), A/A {figure.control.text()}{bar}"
 
 
@@ -37,6 +37,7 @@ def pipeline(out, head, lines):
 
 
 def setting_of(out, speeds, lines):
+    out.section = lines[0]["name"]
     setting, plans, rounds = lines[0], of(lines, "plan"), of(lines, "round")
     share = median(plan["attention_share"] for plan in plans)
     out.say(f"\n## {setting['name']}\n{setting['model']['num_hidden_layers']} layers, hidden {setting['model']['hidden_size']}, "
@@ -75,6 +76,6 @@ def setting_of(out, speeds, lines):
         above.append(idle - closed[line["batch"]])
         itself.append(idle - idle_again)
     figure = Figure(estimate(above), estimate(itself), len(above), out.bar("real_idle", **facts), is_difference=True)
-    verdict = "" if figure.bar is None else f", bar {100 * figure.bar:.0f}: {out.judge(figure)}"
+    verdict = "" if figure.bar is None else f", bar {100 * figure.bar:.0f}: {out.judge(figure, 'idle above the closed form')}"
     out.say(f"idle above the closed form ({100 * median(closed):.1f} %), in points: {100 * figure.reached.median:.2f} "
             f"({figure.reached.text(2, times=100)}), A/A {figure.control.text(2, times=100, sign='+')}{verdict}")

@@ -31,7 +31,7 @@ def least_gain(line):
 
 def judged(out, name, values, again, figure, **facts):
     of_values = figure_of(values, again, out.bar(figure, **facts))
-    bar = "" if of_values.bar is None else f"; bar {of_values.bar:g}: {out.judge(of_values)}"
+    bar = "" if of_values.bar is None else f"; bar {of_values.bar:g}: {out.judge(of_values, name)}"
     reached = of_values.reached
     out.say(f"{name}: {reached.median:.3f} ({reached.text()}), A/A {of_values.control.text()}{bar}")
 
@@ -39,6 +39,7 @@ def judged(out, name, values, again, figure, **facts):
 def source(out, name, rounds):
     steps = {arm: seconds(rounds, arm) for arm in rounds[0]["arms"]}
     pairs = [max(line["pairs"]) / (sum(line["pairs"]) / len(line["pairs"])) for line in rounds]
+    out.section = name
     out.say(f"\n## {name}\nthe longer rank's (query, key) pairs over the mean: {median(pairs):.2f}")
     rows = []
     for arm, times in steps.items():

@@ -33,7 +33,7 @@ def judge_hidden(out, steps, phases):
     over = figure.reached.inverse()
     out.say(f"ping-pong / open: {over.median:.3f} ({over.text()}), A/A {figure.control.text()}, bar "
             f"{1 / out.bar('ping_pong'):.2f}: "
-            + (out.judge(figure) if share <= most else f"not judged: the longest exchange may take {100 * most:.0f} %"))
+            + (out.judge(figure, "open / ping-pong") if share <= most else f"not judged: the longest exchange may take {100 * most:.0f} %"))
 
 
 def judge_left(out, steps):
@@ -44,12 +44,13 @@ def judge_left(out, steps):
     left, again = (quotient(exposed[arm], exposed["none"]) for arm in ("ping-pong", "ping-pong again"))
     figure = Figure(estimate(left), estimate(difference(left, again)), len(left), out.bar("left"), is_difference=True)
     out.say(f"\nlonger than open, of what none is longer: {figure.reached.median:.3f} ({figure.reached.text()}), A/A "
-            f"{figure.control.text()}, bar {figure.bar:.2f}: {out.judge(figure)}")
+            f"{figure.control.text()}, bar {figure.bar:.2f}: {out.judge(figure, 'left')}")
 
 
 def wire(out, head, lines):
     out.say(WIRE.format_map(head))
     for name, setting in head["settings"].items():
+        out.section = name
         rounds = [line["arms"] for line in of(lines, "round") if line["setting"] == name]
         steps = {arm: [played[arm]["step_s"] for played in rounds] for arm in rounds[0]}
         out.say(f"\n## {name}\n{setting['mb_per_s']} MB/s, documents of {setting['tokens']:,} tokens; the ranks send "
@@ -111,6 +112,7 @@ def training(out, head, lines):
 
 def training_source(out, head, peak, lines):
     source, arms = lines[0], training_arms(lines)
+    out.section = source["name"]
     ways = {arm["arm"]: arm["way"] for arm in arms}
     out.say(f"\n{source['name']}: {source['what']}; control: documents of {source['equal_tokens']:,} tokens\n")
     out.table("way tried|step ms||", [f"{t['arm']}|{1e3 * median(t['seconds']):.0f}|{t['way']}|"
@@ -132,4 +134,4 @@ def training_source(out, head, peak, lines):
     idle = judge_idle(out, *(arm["idle_share"] for arm in (ours, again, control)))
     above, itself = (f"{100 * e.median:+.2f} ({e.text(2, DOTS, 100, '+')})" for e in (idle.reached, idle.control))
     out.say(f"Idle, ours less equal documents, in points: {above}; ours less ours again: {itself}; bar {100 * idle.bar:.0f}: "
-            f"{out.judge(idle)}")
+            f"{out.judge(idle, 'idle above equal documents')}")

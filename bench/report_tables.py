@@ -38,7 +38,11 @@ def attention(out, head, lines):
             ("threads", f"{head['cores']} threads|pass|one|all|gain|loop's gain|{cells.format('loop')}", thread_rows)):
         # The row's name without its first word, which is the table's.
         named = [(f"{line['name'].split(' ', 1)[1]}|{line['pass']}", line) for line in of(lines, kind)]
-        out.table("\n" + header, [f"{name}|{row}" for name, line in named for row in rows(out, head, line)])
+        shown = []
+        for name, line in named:
+            out.section = f"{line['name']}, {line['pass']}"
+            shown += [f"{name}|{row}" for row in rows(out, head, line)]
+        out.table("\n" + header, shown)
 
 
 def best_of(rates, name):
@@ -50,12 +54,12 @@ def side_by_side(rates, left, right):
     return [quotient(rates[left + again], rates[right + again]) for again in ("", " again")]
 
 
-def judged_cells(out, figure, share=True):
+def judged_cells(out, name, figure, share=True):
     """As bar|verdict|A/A are, with the figure and its interval before them."""
     times, digits, unit = (100, 1, " %") if share else (1, 2, "")
     bar = "-" if figure.bar is None else f"{times * figure.bar:.{0 if share else 1}f}{unit}"
     return (f"{times * figure.reached.median:.{digits}f}{unit}|{figure.reached.text(digits, times=times)}|{bar}|"
-            f"{out.judge(figure)}|{figure.control.text(1, times=100)}")
+            f"{out.judge(figure, name)}|{figure.control.text(1, times=100)}")
 
 
 def length_rows(out, head, line):
@@ -66,8 +70,8 @@ def length_rows(out, head, line):
                  "avx512": "avx512" in head["instruction_sets"], "amx": head["amx_bf16"] and line["format"] == "bf16"}
         peak = figure_of(*side_by_side(rates, isa, isa + " loop"), out.bar("of_peak", **facts))
         torch = figure_of(*side_by_side(rates, isa, "torch"), out.bar("of_torch", **facts))
-        yield (f"{isa}|{best_of(rates, isa)}|{judged_cells(out, peak)}|{best_of(rates, 'torch')}|"
-               f"{judged_cells(out, torch, share=False)}")
+        yield (f"{isa}|{best_of(rates, isa)}|{judged_cells(out, isa + ' of peak', peak)}|"
+               f"{best_of(rates, 'torch')}|{judged_cells(out, isa + ' times PyTorch', torch, share=False)}")
 
 
 def shard_rows(out, head, line):
@@ -79,7 +83,8 @@ def shard_rows(out, head, line):
         bar = out.bar("of_long", queries=queries, group=line["heads"] // line["kv_heads"], **{"pass": line["pass"]})
         best = max(mine + (rates["judged again"] if str(queries) == judged else []))
         figure = Figure(ratio(mine, rates["long"]), control, len(mine), bar)
-        yield f"{queries}|{size['shards']}|{best:.1f}|{best_of(rates, 'long')}|{judged_cells(out, figure)}"
+        yield (f"{queries}|{size['shards']}|{best:.1f}|{best_of(rates, 'long')}|"
+               f"{judged_cells(out, f'{queries} queries, of long', figure)}")
 
 
 def thread_rows(out, head, line):
@@ -87,7 +92,7 @@ def thread_rows(out, head, line):
     gain, loop = side_by_side(rates, "all", "one"), side_by_side(rates, "loop on all", "loop")
     figure = figure_of(quotient(gain[0], loop[0]), quotient(gain[1], loop[1]), out.bar("of_loop"))
     yield (f"{best_of(rates, 'one')}|{best_of(rates, 'all')}|{median(gain[0]):.3f}|{median(loop[0]):.3f}|"
-           f"{judged_cells(out, figure)}")
+           f"{judged_cells(out, 'of the loop on all cores', figure)}")
 
 
 # --- plan
@@ -98,6 +103,7 @@ def plan(out, head, lines):
             .format_map(head))
     rows = []
     for line in of(lines, "plan"):
+        out.section = f"{line['of']}, {line['way']}"
         times = {name: line[name] for name in ("plan_ms", "metadata_ms")}
         times["plan_and_metadata_ms"] = sum(times.values())
         bars = [out.judge_exact(name, ms, servers=line["servers"]) for name, ms in times.items()]

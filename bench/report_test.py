@@ -86,14 +86,16 @@ class Verdicts(unittest.TestCase):
     def test_the_tally_counts_every_judged_figure_once(self):
         out = Report("attention")
         for reached, bar in ((0.85, None), (0.85, 0.8), (0.86, 0.8), (0.75, 0.8), (0.801, 0.8)):
-            out.judge(Figure(Estimate(reached, reached, reached), Estimate(1, 0.99, 1.01), ROUNDS, bar))
+            out.judge(Figure(Estimate(reached, reached, reached), Estimate(1, 0.99, 1.01), ROUNDS, bar), "what")
         self.assertIn("2 of 4 bars reached, 1 missed, 1 not decidable here", out.text())
+        self.assertEqual([row.rsplit("|", 1)[1] for row in out.bars], ["reached", "reached", "missed", "not decidable here"])
 
     def test_an_exact_bound_that_is_met_is_reached(self):
         out = Report("plan")
         self.assertEqual(out.judge_exact("plan_ms", 20, servers=512)["verdict"], "reached")
         self.assertEqual(out.judge_exact("plan_ms", 20.1, servers=512)["verdict"], "missed")
         self.assertEqual(out.verdicts, {"reached": 1, "missed": 1})
+        self.assertEqual(out.bars, ["plan: |plan ms, 512|20.000|exact|20|none|reached", "plan: |plan ms, 512|20.100|exact|20|none|missed"])
 
 
 class AttentionBars(unittest.TestCase):
