@@ -41,8 +41,7 @@ for path in ${BIND:-}; do
   mount --bind "$path" "$root$path"
 done
 cp -r /etc/apt "$root/etc/"
-cp -rL /etc/ssl/certs "$root/etc/ssl/"
-for file in /etc/resolv.conf /etc/hosts /etc/pip.conf; do [ ! -e "$file" ] || cp -L "$file" "$root$file"; done
+for file in /etc/resolv.conf /etc/hosts /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do [ ! -e "$file" ] || cp -L "$file" "$root$file"; done
 tar -C "$root" -xf "$archive"
 
 part "make demo" "make demo" 40
