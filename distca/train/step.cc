@@ -124,7 +124,7 @@ class Player final : public OpPlayer {
     std::unique_ptr<NanoPlayer>& nano = nanos_[nano_batch];
     const bool trains = at::GradMode::is_enabled();
     at::Tensor of_tokens;
-    const at::Tensor sums = trains ? nano->loss() : nano->evaluated_loss(&of_tokens);
+    const at::Tensor sums = nano->loss(trains ? nullptr : &of_tokens);
     if (sums.defined()) losses_.put(nano_batch, sums, of_tokens);
     if (!trains) nano.reset();
   }
