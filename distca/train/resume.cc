@@ -5,7 +5,6 @@
 #include <torch/version.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <random>
 #include <string_view>
@@ -162,15 +161,9 @@ std::map<std::string, std::string> machine_texts(const Config& config,
 }
 
 std::string agreed_run_id(Communicator& comm, const std::string& mine) {
-  std::array<char, kRunIdDigits> digits{};
-  std::string id = mine;
-  if (id.empty()) {
-    std::random_device device;
-    id = fmt::format("{:08x}{:08x}", device(), device());
-  }
-  std::copy_n(id.begin(), std::min(id.size(), digits.size()), digits.begin());
-  const auto agreed = all_gather(comm, digits, "agreeing on the run's id")[0];
-  return {agreed.begin(), std::ranges::find(agreed, '\0')};
+  std::random_device device;
+  const std::string id = mine.empty() ? fmt::format("{:08x}{:08x}", device(), device()) : mine;
+  return all_gather_texts(comm, id, "agreeing on the run's id")[0].substr(0, kRunIdDigits);
 }
 
 std::string describe_checkpoint(const CheckpointIndex& index) {
