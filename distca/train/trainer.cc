@@ -105,18 +105,21 @@ class Trainer {
       if (stop_signal_ != 0) return stopped(step);
     }
     if (batches_.evaluates_alone() && !evaluate(&summary_.last)) end_for_input(first_step_ - 1);
-    if (weights_) drifted_ = others_with_other_weights("comparing the trained weights");
-    trained_ = gather_trained_weights(comm_, weights_.get(), run_, config_.model);
+    OtherRanks drifted;
+    if (weights_) drifted = others_with_other_weights("comparing the trained weights");
+    const std::vector<at::Tensor> trained =
+        gather_trained_weights(comm_, weights_.get(), run_, config_.model);
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
     barrier(comm_, "end of training");
-    if (output_) save();
+    if (output_) save(trained, drifted);
     // Said when the weights are safe, and by rank 0 alone: an error of others would end it, too.
     if (comm_.rank() == 0 && summary_.last.validation_loss)
       check_last_validation(*summary_.last.validation_loss, config_);
     if (plans_->failure()) throw Error(*plans_->failure());
     if (!output_ || !ends_early()) return {};
-    return {.words = stopped_early(config_, describe_exit_duration(config_), batches_.last_step(),
-                                   saved_)};
+    const std::string limit =
+        fmt::format("train.exit_duration_in_mins = {:g}", config_.train.exit_duration_in_mins);
+    return {.words = stopped_early(config_, limit, batches_.last_step(), saved_)};
   }
 
  private:
@@ -307,7 +310,6 @@ class Trainer {
                      .max_grad_norm = config_.optimizer.max_grad_norm,
                      .lr = metrics.lr,
                      .accepts = accepts});
-    metrics.grad_norm = result.sum.norm;
     metrics.step_s = watch.seconds();  // until it is known whether the step's state is saved
     share(result, planned, &metrics);
     if (!ends_badly() && saves_after(step))
@@ -385,14 +387,15 @@ class Trainer {
     return true;
   }
 
-  void save() {
-    check_last_update(trained_, config_);
-    output_->save_weights(trained_, batches_.last_step());
+  /// On rank 0. `drifted` are ranks whose trained weights are not what they should be.
+  void save(const std::vector<at::Tensor>& trained, const OtherRanks& drifted) {
+    check_last_update(trained, config_);
+    output_->save_weights(trained, batches_.last_step());
     summary_.trace = tracer_.write({resolved_.kernel, resolved_.kernel_passed_over});
     summary_.metrics_missing = output_->finish_metrics();
     summary_.last_step = batches_.last_step();
     output_->end(summary_text(config_, data_, summary_));
-    check_same_end(drifted_, run_, config_);  // the others have ended well already
+    check_same_end(drifted, run_, config_);  // the others have ended well already
   }
 
   MemoryMeter memory_;  // first: it counts what the others make
@@ -424,8 +427,6 @@ class Trainer {
   int stop_signal_ = 0;  // that a rank was sent
   bool saved_ = true;    // no checkpoint of the last step was to be saved, or it is complete
   RunSummary summary_;
-  std::vector<at::Tensor> trained_;  // on rank 0, the weights at the end
-  OtherRanks drifted_;               // ranks whose trained weights are not what they should be
   ComputePeak peak_;
   std::optional<SpeedMeter> meter_;   // where what is measured enters the plans
   std::optional<AgreedPlans> plans_;  // last: its thread uses the others
