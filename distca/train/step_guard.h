@@ -8,8 +8,8 @@
 // It is a function of numbers that all workers share, so all decide alike. Thread rule: one thread.
 
 #include <cstdint>
-#include <deque>
 #include <string>
+#include <vector>
 
 #include "distca/base/json_field.h"
 
@@ -54,7 +54,7 @@ class StepGuard {
 
  private:
   double spike_factor_;
-  std::deque<double> losses_, norms_;  // values of the last good steps
+  std::vector<double> losses_, norms_;  // values of the last good steps
 };
 
 }  // namespace distca
