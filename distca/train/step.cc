@@ -163,7 +163,6 @@ Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
       options_(options),
       kernel_(kernel_request(config.divided(options.tensor), options, comm.cuda_device())),
       buffers_(comm.cuda_device()) {}
-Step::~Step() = default;
 
 StepResult Step::run(const StepInput& input, double loss_scale, const UpdateRequest& request) {
   try {
