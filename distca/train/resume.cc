@@ -45,6 +45,11 @@ std::vector<std::string> varies_between_runs(const std::map<std::string, std::st
   return keys;
 }
 
+void warn_passed_over(const Error& damage) {
+  standard_error().line(
+      fmt::format("warning: {}; the checkpoint before it is looked at", damage.what()));
+}
+
 /// The newest of a run's checkpoints whose index and files are right; nothing if there is none.
 std::optional<fs::path> newest_whole(const fs::path& run, const std::string& run_id,
                                      int64_t before_step, bool warns) {
@@ -62,11 +67,6 @@ std::optional<fs::path> newest_whole(const fs::path& run, const std::string& run
 }
 
 }  // namespace
-
-void warn_passed_over(const Error& damage) {
-  standard_error().line(
-      fmt::format("warning: {}; the checkpoint before it is looked at", damage.what()));
-}
 
 Launch this_launch() {
   Launch launch{.run_id = env_string("DISTCA_RUN_ID").value_or("").substr(0, kRunIdDigits)};
@@ -143,9 +143,29 @@ std::map<std::string, std::string> config_texts(const Config& config) {
   return texts;
 }
 
-std::map<std::string, std::string> machine_texts(const Config& config,
-                                                 const ResolvedConfig& resolved, int num_workers) {
-  std::map<std::string, std::string> texts = {
+std::string agreed_run_id(Communicator& comm, const std::string& mine) {
+  std::random_device device;
+  const std::string id = mine.empty() ? fmt::format("{:08x}{:08x}", device(), device()) : mine;
+  return all_gather_texts(comm, id, "agreeing on the run's id")[0].substr(0, kRunIdDigits);
+}
+
+ResolvedConfig resolved_config(const Config& config, const std::string& kernel,
+                               const std::string& data, bool on_device,
+                               const CheckpointReader* checkpoint) {
+  // The same wherever the checkpoint lies.
+  const auto describe = [](const CheckpointIndex& index) {
+    return fmt::format("step {} of run {}, {}", index.step, index.run_id,
+                       hash_hex(canonical_json(to_json(index))));
+  };
+  return {.price = config.attention_profile ? profile_name(*config.attention_profile) : "pairs",
+          .kernel = kernel,
+          .data = data,
+          .isa = on_device ? std::string() : at::get_cpu_capability(),
+          .checkpoint = checkpoint ? describe(checkpoint->index()) : "none"};
+}
+
+RunFacts run_facts(const Config& config, const ResolvedConfig& resolved, int num_workers) {
+  std::map<std::string, std::string> machine = {
       {"number of workers", std::to_string(num_workers)},
       {"attention kernel", resolved.kernel},
       {"price of loads", resolved.price},
@@ -155,36 +175,9 @@ std::map<std::string, std::string> machine_texts(const Config& config,
       {"processor", config.on_cuda() ? "" : cpu_name()}};
   // Recorded where there is one: a run on the CPU has none to compare with.
   if (config.device_cap_bytes > 0)
-    texts["cap of activations and kept keys by the devices' memory"] =
+    machine["cap of activations and kept keys by the devices' memory"] =
         describe_device_cap(config.device_cap_bytes);
-  return texts;
-}
-
-std::string agreed_run_id(Communicator& comm, const std::string& mine) {
-  std::random_device device;
-  const std::string id = mine.empty() ? fmt::format("{:08x}{:08x}", device(), device()) : mine;
-  return all_gather_texts(comm, id, "agreeing on the run's id")[0].substr(0, kRunIdDigits);
-}
-
-std::string describe_checkpoint(const CheckpointIndex& index) {
-  return fmt::format("step {} of run {}, {}", index.step, index.run_id,
-                     hash_hex(canonical_json(to_json(index))));
-}
-
-ResolvedConfig resolved_config(const Config& config, const std::string& kernel,
-                               const std::string& data, bool on_device,
-                               const CheckpointReader* checkpoint) {
-  return {.price = config.attention_profile ? profile_name(*config.attention_profile) : "pairs",
-          .kernel = kernel,
-          .data = data,
-          .isa = on_device ? std::string() : at::get_cpu_capability(),
-          .checkpoint = checkpoint ? describe_checkpoint(checkpoint->index()) : "none"};
-}
-
-RunFacts run_facts(const Config& config, const ResolvedConfig& resolved, int num_workers) {
-  return {.config = config_texts(config),
-          .machine = machine_texts(config, resolved, num_workers),
-          .data = resolved.data};
+  return {.config = config_texts(config), .machine = std::move(machine), .data = resolved.data};
 }
 
 std::vector<std::string> check_resume(const CheckpointIndex& index, const RunFacts& now) {
