@@ -96,13 +96,13 @@ std::unique_ptr<CheckpointReader> open_checkpoint(Communicator& comm, const Conf
                                                   const std::optional<fs::path>& chosen) {
   // Another rank may see the run's folder under another name.
   constexpr const char* kOperation = "opening the checkpoint";
-  const bool own = chosen && is_own_checkpoint(*chosen, config);
+  const fs::path run = config.train.output_dir;
+  const bool own = chosen && is_checkpoint_of(run, *chosen);
   const std::string mine =
       comm.rank() > 0 || !chosen ? "" : (own ? chosen->filename() : *chosen).string();
   const bool is_own = all_gather(comm, uint8_t(own), kOperation)[0] == 1;
   const std::string reported = all_gather_texts(comm, mine, kOperation)[0];
   if (reported.empty()) return nullptr;
-  const fs::path run = config.train.output_dir;
   const fs::path folder = is_own ? checkpoints_folder(run) / reported : fs::path(reported);
   std::unique_ptr<CheckpointReader> reader;
   const auto open = [&] { reader = std::make_unique<CheckpointReader>(folder); };
@@ -130,10 +130,6 @@ std::optional<fs::path> choose_older(Communicator& comm, const Config& config,
 }
 
 double late_folder_s(const Config& config) { return std::min(90.0, config.comm.startup_timeout_s); }
-
-bool is_own_checkpoint(const fs::path& checkpoint, const Config& config) {
-  return is_checkpoint_of(config.train.output_dir, checkpoint);
-}
 
 std::map<std::string, std::string> config_texts(const Config& config) {
   Config copy = config;

@@ -85,10 +85,6 @@ std::optional<std::filesystem::path> choose_older(
 /// as a client of NFS may believe that nothing is there, and no longer than ranks may take to meet.
 double late_folder_s(const Config& config);
 
-/// Returns true if a path is a checkpoint of the run that is about to start. Checkpoints that a run
-/// has set aside are no longer its own.
-bool is_own_checkpoint(const std::filesystem::path& checkpoint, const Config& config);
-
 /// Every key of a configuration as text, by name.
 std::map<std::string, std::string> config_texts(const Config& config);
 

@@ -10,6 +10,7 @@
 #include "distca/base/error.h"
 #include "distca/base/stop_signals.h"
 #include "distca/batch/data_blend.h"
+#include "distca/checkpoint/folder.h"
 #include "distca/checkpoint/reader.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/long_work.h"
@@ -140,7 +141,7 @@ class Trainer {
     if (weights_)
       check_same_start(others_with_other_weights("comparing the initial weights"), run_,
                        checkpoint_ != nullptr);
-    if (checkpoint_ && is_own_checkpoint(checkpoint_->folder(), config_))
+    if (checkpoint_ && is_checkpoint_of(config_.train.output_dir, checkpoint_->folder()))
       own_checkpoint_ = first_step_ - 1;
     do_on_rank_0(comm_, config_.comm.timeout_s, "taking train.output_dir", [&] {
       output_.emplace(config_, state_, files_beside_weights(data_), own_checkpoint_, first_step_);
