@@ -16,6 +16,8 @@ SafetensorsMetadata metadata(int64_t steps) {
   return {{kProducerKey, kProducer}, {"steps", std::to_string(steps)}};
 }
 
+constexpr double kSignOfLifeSeconds = 3;  // after which the first step is named
+
 /// Rounded to them.
 double in_milliseconds(double seconds) { return std::round(seconds * 1e3) / 1e3; }
 
@@ -41,10 +43,12 @@ void RunOutput::begin(const std::string& text) {
   folder_.begin(recorded_config(recorded));
   // The others wait for rank 0 after a step, at most comm.timeout_s.
   metrics_.emplace(folder_.metrics_path(), std::min(2., config_.comm.timeout_s / 4));
-  progress_.emplace(standard_output());
+  Console& console = standard_output();
+  progress_.emplace(console);
   const std::string& replaces = folder_.replaces();
-  progress_->begin(replaces.empty() ? text : replaces + "\n" + text);
-  if (first_step_ <= config_.train.steps) progress_->await(fmt::format("step {}", first_step_));
+  console.line(replaces.empty() ? text : replaces + "\n" + text);
+  if (first_step_ > config_.train.steps) return;
+  console.progress_after(kSignOfLifeSeconds, fmt::format("step {} is under way", first_step_));
 }
 
 /// Once a run, where keys were to be kept.

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "distca/base/clock.h"
+#include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/base/stop_signals.h"
 #include "distca/batch/data_blend.h"
@@ -395,7 +396,7 @@ class Trainer {
     summary_.trace = tracer_.write({resolved_.kernel, resolved_.kernel_passed_over});
     summary_.metrics_missing = output_->finish_metrics();
     summary_.last_step = batches_.last_step();
-    output_->end(summary_text(config_, data_, summary_));
+    standard_output().important(summary_text(config_, data_, summary_));
     check_same_end(drifted, run_, config_);  // the others have ended well already
   }
 
