@@ -64,9 +64,7 @@ void add_points(const RankFigures& ranks, std::map<std::string, PhaseTimes>& all
       const size_t mark = is_backward ? std::string(kBackwardMark).size() : 0;
       times = {.phase = name.substr(0, name.size() - mark),
                .pass = is_backward ? Pass::kBackward : Pass::kForward,
-               .flops_per_token = std::llround(sum.flops / static_cast<double>(sum.tokens)),
-               .tokens = {},
-               .ns = {}};
+               .flops_per_token = std::llround(sum.flops / static_cast<double>(sum.tokens))};
     }
     const int64_t tokens = sum.tokens / sum.ops;
     if (!times.tokens.empty() && tokens <= times.tokens.back()) continue;
@@ -257,10 +255,7 @@ Machine measure_machine(const Config& config, Communicator& comm,
   if (comm.rank() != 0) return {};
   Machine machine{.name = fmt::format("{}, {} ranks", cpu_name(), comm.size()),
                   .attention = std::move(profile),
-                  .numbers = {},
-                  .phases = {},
-                  .settings = phase_settings(config),
-                  .check = {}};
+                  .settings = phase_settings(config)};
   set_phases(figures, machine);
   set_operations(figures, machine);
   set_wire(wire, machine);

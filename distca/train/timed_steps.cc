@@ -17,12 +17,7 @@ namespace {
 
 /// Rates of 1, so that a price is an amount: seconds of the profile, or gigabytes.
 Machine machine_of_amounts(std::shared_ptr<const AttentionProfile> profile) {
-  Machine machine{.name = "amounts",
-                  .attention = std::move(profile),
-                  .numbers = {},
-                  .phases = {},
-                  .settings = {},
-                  .check = {}};
+  Machine machine{.name = "amounts", .attention = std::move(profile)};
   for (const MachineNumber rate :
        {MachineNumber::kLinearTflops, MachineNumber::kPhaseRate, MachineNumber::kAttentionRate,
         MachineNumber::kMemoryGbPerS, MachineNumber::kCopyGbPerS})
