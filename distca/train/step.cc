@@ -7,7 +7,6 @@
 
 #include "distca/base/error.h"
 #include "distca/config/config.h"
-#include "distca/kernels/rows.h"
 #include "distca/runtime/cuda/device_clock.h"
 #include "distca/runtime/out_of_device_memory.h"
 #include "distca/train/nano_phases.h"

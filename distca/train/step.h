@@ -14,7 +14,6 @@
 // order.
 
 #include <functional>
-#include <memory>
 #include <utility>
 #include <vector>
 

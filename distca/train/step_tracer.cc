@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <span>
 #include <utility>
 
 #include "distca/base/clock.h"

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "distca/base/error.h"
-#include "distca/model/operators.h"
 
 namespace distca {
 
