@@ -161,7 +161,6 @@ Optimizer::Optimizer(const Llama& model, uint64_t seed, const Config::Optimizer&
                  .initial = [seed](const Weight& weight) { return initial_weight(weight, seed); }},
                 options, std::move(gradients)) {}
 
-Optimizer::Optimizer(Optimizer&&) noexcept = default;
 Optimizer::~Optimizer() = default;
 
 const std::shared_ptr<const GradientExchange>& Optimizer::exchange() const {
