@@ -51,29 +51,25 @@ void RunOutput::begin(const std::string& text) {
   console.progress_after(kSignOfLifeSeconds, fmt::format("step {} is under way", first_step_));
 }
 
-/// Once a run, where keys were to be kept.
-void RunOutput::say_redispatched(int64_t step) {
-  if (config_.exchange.keys != Config::Exchange::Keys::kKeep ||
-      std::exchange(said_redispatched_, true))
-    return;
-  standard_error().line(fmt::format(
-      "warning: step {}: plan.max_memory_gib = {:g} has no room for kept keys: here, and where "
-      "else they do not fit, they travel again (nano_batches_redispatched in metrics.jsonl)",
-      step, config_.plan.max_memory_gib));
-}
-
-/// Once a run.
-void RunOutput::say_bad_tokens(const StepMetrics& metrics) {
-  if (std::exchange(said_bad_tokens_, true)) return;
-  standard_error().line(fmt::format(
-      "warning: step {}: the model does not have the ids of {}: what data.bad_tokens = {} says is "
-      "done to them, here and later (bad_tokens in metrics.jsonl)",
-      metrics.step, counted(metrics.plan.bad_tokens, "token"), config_.data.bad_tokens));
+/// Of each of them once a run.
+void RunOutput::warn(const StepMetrics& metrics) {
+  if (metrics.plan.bad_tokens > 0 && !std::exchange(said_bad_tokens_, true)) {
+    standard_error().line(fmt::format(
+        "warning: step {}: the model does not have the ids of {}: what data.bad_tokens = {} says "
+        "is done to them, here and later (bad_tokens in metrics.jsonl)",
+        metrics.step, counted(metrics.plan.bad_tokens, "token"), config_.data.bad_tokens));
+  }
+  const bool keeps_keys = config_.exchange.keys == Config::Exchange::Keys::kKeep;
+  if (metrics.plan.num_redispatched > 0 && keeps_keys && !std::exchange(said_redispatched_, true)) {
+    standard_error().line(fmt::format(
+        "warning: step {}: plan.max_memory_gib = {:g} has no room for kept keys: here, and where "
+        "else they do not fit, they travel again (nano_batches_redispatched in metrics.jsonl)",
+        metrics.step, config_.plan.max_memory_gib));
+  }
 }
 
 void RunOutput::report(const StepMetrics& metrics, const ResolvedConfig& resolved) {
-  if (metrics.plan.bad_tokens > 0) say_bad_tokens(metrics);
-  if (metrics.plan.num_redispatched > 0) say_redispatched(metrics.step);
+  warn(metrics);
   Json line = metrics_line(metrics, config_, resolved);
   const double left_s = time_left_.after(metrics.step, metrics.step_s);
   line["time_left_s"] =

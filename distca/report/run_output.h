@@ -47,8 +47,7 @@ class RunOutput {
 
  private:
   void save_beside();
-  void say_redispatched(int64_t step);
-  void say_bad_tokens(const StepMetrics& metrics);
+  void warn(const StepMetrics& metrics);
 
   const Config& config_;
   RunState& state_;
