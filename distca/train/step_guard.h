@@ -29,7 +29,6 @@ struct StepOutcome {
   double median = 0;  // median of the last good steps, set for a spike
 
   bool good() const { return kind == Kind::kGood; }
-  bool finite() const { return good() || kind == Kind::kNormSpike || kind == Kind::kLossSpike; }
   /// Says what is wrong, as in "the gradient norm is not finite".
   std::string describe() const;
 };
