@@ -73,7 +73,7 @@ class WeightUpdate {
   void put_square_sums(const at::Tensor& slice, int64_t first_block);
   int64_t first_block_of(const GradientBucket& bucket) const;
   void sum_over_workers(double loss_sum);
-  std::pair<double, double> sum_of_stages(double squares, double loss) const;
+  void sum_over_stages(double& squares, double& loss) const;
 
   const Program& program_;
   const ExchangeBuffers& buffers_;
