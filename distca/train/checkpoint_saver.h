@@ -33,13 +33,7 @@
 #include "distca/train/optimizer.h"
 #include "distca/train/resume.h"
 
-namespace at {
-class Tensor;
-}
-
 namespace distca {
-
-class CheckpointReader;
 
 /// The state of a rank's part of the save that is under way, which it reports to the others.
 enum class SaveReport : int32_t { kNothing, kWriting, kWritten, kFailed };
