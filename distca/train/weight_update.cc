@@ -15,8 +15,8 @@
 namespace distca {
 namespace {
 
-/// Of a block, in lanes, so that compilers make vectors of it. Not BLAS: its sums differ between
-/// machines and numbers of threads, and the norm scales every replica's update.
+/// The sum over a block, in lanes, so that compilers make vectors of it. Not BLAS: its sums differ
+/// between machines and numbers of threads, and the norm scales every replica's update.
 template <typename T>
 double square_sum(const T* values) {
   constexpr int64_t kLanes = 8;
@@ -129,7 +129,7 @@ int64_t WeightUpdate::first_block_of(const GradientBucket& bucket) const {
   return first_blocks_[ranks.front() % program_.stage.tensor.size];
 }
 
-/// Of each block of a slice.
+/// Puts the sum of each block of a slice.
 void WeightUpdate::put_square_sums(const at::Tensor& slice, int64_t first_block) {
   const int64_t blocks = slice.numel() / kFlatBlock;
   if (device_squares_) {

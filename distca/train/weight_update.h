@@ -10,7 +10,6 @@
 
 #include <functional>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "distca/comm/communicator.h"
