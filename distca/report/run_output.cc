@@ -51,7 +51,7 @@ void RunOutput::begin(const std::string& text) {
   console.progress_after(kSignOfLifeSeconds, fmt::format("step {} is under way", first_step_));
 }
 
-/// Of each of them once a run.
+/// Warns of each of them once a run.
 void RunOutput::warn(const StepMetrics& metrics) {
   if (metrics.plan.bad_tokens > 0 && !std::exchange(said_bad_tokens_, true)) {
     standard_error().line(fmt::format(
