@@ -148,7 +148,7 @@ std::string agreed_run_id(Communicator& comm, const std::string& mine) {
 ResolvedConfig resolved_config(const Config& config, const std::string& kernel,
                                const std::string& data, bool on_device,
                                const CheckpointReader* checkpoint) {
-  // The same wherever the checkpoint lies.
+  // This text is the same wherever the checkpoint lies.
   const auto describe = [](const CheckpointIndex& index) {
     return fmt::format("step {} of run {}, {}", index.step, index.run_id,
                        hash_hex(canonical_json(to_json(index))));
