@@ -107,8 +107,8 @@ class Trainer {
       if (stop_signal_ != 0) return stopped(step);
     }
     if (batches_.evaluates_alone() && !evaluate(&summary_.last)) end_for_input(first_step_ - 1);
-    OtherRanks drifted;
-    if (weights_) drifted = others_with_other_weights("comparing the trained weights");
+    const OtherRanks drifted =
+        weights_ ? others_with_other_weights("comparing the trained weights") : OtherRanks();
     const std::vector<at::Tensor> trained =
         gather_trained_weights(comm_, weights_.get(), run_, config_.model);
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
