@@ -297,21 +297,17 @@ class Trainer {
     if (weights_) weights_->optimizer.zero_gradients();
     const auto targets = static_cast<double>(std::max<int64_t>(1, planned.figures.targets));
     outcome_ = {};
-    const auto accepts = [&](const GradientSum& sum) {  // all workers know the same
+    UpdateRequest update = update_of(weights_.get());
+    update.max_grad_norm = config_.optimizer.max_grad_norm;
+    update.lr = metrics.lr;
+    update.accepts = [&](const GradientSum& sum) {  // all workers know the same
       outcome_ = guard_.check(sum.loss_sum / targets, sum.norm);
       // A step without targets, of which nothing is learned, is no measure for others.
       if (outcome_.good() && planned.figures.targets > 0)
         guard_.accept(sum.loss_sum / targets, sum.norm);
       return outcome_.good();
     };
-    const StepResult result =
-        step_.train(planned.input, planned.figures.targets,
-                    {.optimizer = weights_ ? &weights_->optimizer : nullptr,
-                     .workers = weights_ ? &weights_->workers : nullptr,
-                     .all_stages = weights_ ? weights_->all_stages() : nullptr,
-                     .max_grad_norm = config_.optimizer.max_grad_norm,
-                     .lr = metrics.lr,
-                     .accepts = accepts});
+    const StepResult result = step_.train(planned.input, planned.figures.targets, update);
     metrics.step_s = watch.seconds();  // until it is known whether the step's state is saved
     share(result, planned, &metrics);
     if (!ends_badly() && saves_after(step))

@@ -55,14 +55,10 @@ Played work(const Config& config, const PlannedBatch& planned, const RunGrid& ru
     });
   }
   Played played;
-  const auto no_update = [](const GradientSum&) { return false; };
-  played.loss_sum = step.train(planned.input, planned.figures.targets,
-                               {.optimizer = &weights.optimizer,
-                                .workers = &weights.workers,
-                                .all_stages = weights.all_stages(),
-                                .accepts = no_update,
-                                .before_sum = [&] { call(hooks.before_sum); }})
-                        .loss_sum;
+  UpdateRequest update = update_of(&weights);
+  update.accepts = [](const GradientSum&) { return false; };
+  update.before_sum = [&] { call(hooks.before_sum); };
+  played.loss_sum = step.train(planned.input, planned.figures.targets, update).loss_sum;
   call(hooks.after_sum);
   ordered_sum(weights.all_workers, std::span(&played.loss_sum, 1), "loss");
   for (const at::Tensor& parameter : parameters)

@@ -120,6 +120,13 @@ void WorkerWeights::set_recorder(TraceRecorder* recorder) {
   if (whole_group) all_workers.set_recorder(recorder);
 }
 
+UpdateRequest update_of(WorkerWeights* weights) {
+  if (weights == nullptr) return {};
+  return {.optimizer = &weights->optimizer,
+          .workers = &weights->workers,
+          .all_stages = weights->whole_group ? &weights->all_workers : nullptr};
+}
+
 std::vector<at::Tensor> gather_parts(Communicator& all_workers, const RunGrid& run,
                                      const LlamaConfig& model, const std::vector<at::Tensor>& mine,
                                      const std::function<void()>& meet) {
