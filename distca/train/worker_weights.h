@@ -40,8 +40,8 @@ struct WorkerWeights {
   TracedCommunicator all_workers;
 };
 
-/// The request of a step that sums gradients of these weights, and updates them with a learning
-/// rate of 0 unless the caller sets one; of one that does neither if there are none.
+/// The request of a step with these weights, whose learning rate and limits the caller sets.
+/// Without weights, as on a dedicated server, it names none.
 UpdateRequest update_of(WorkerWeights* weights);
 
 /// Brings what the first replicas have of all weights, one tensor for each weight that they hold in
