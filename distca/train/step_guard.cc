@@ -21,23 +21,12 @@ std::vector<double> numbers(const JsonField& field) {
 }  // namespace
 
 std::string StepOutcome::describe() const {
-  const auto spike = [this](const char* what) {
-    return fmt::format("the {} {:.4g} is {:.1f} times the median of the steps before ({:.4g})",
-                       what, value, value / median, median);
-  };
-  switch (kind) {
-    case Kind::kNormNotFinite:
-      return "the gradient norm is not finite";
-    case Kind::kLossNotFinite:
-      return "the loss is not finite";
-    case Kind::kNormSpike:
-      return spike("gradient norm");
-    case Kind::kLossSpike:
-      return spike("loss");
-    case Kind::kGood:
-      break;
-  }
-  return "nothing is wrong";
+  const bool of_norm = kind == Kind::kNormNotFinite || kind == Kind::kNormSpike;
+  const char* const what = of_norm ? "gradient norm" : "loss";
+  if (kind == Kind::kNormNotFinite || kind == Kind::kLossNotFinite)
+    return fmt::format("the {} is not finite", what);
+  return fmt::format("the {} {:.4g} is {:.1f} times the median of the steps before ({:.4g})", what,
+                     value, value / median, median);
 }
 
 StepOutcome StepGuard::check(double loss, double grad_norm) const {

@@ -29,7 +29,7 @@ struct StepOutcome {
   double median = 0;  // median of the last good steps, set for a spike
 
   bool good() const { return kind == Kind::kGood; }
-  /// Says what is wrong, as in "the gradient norm is not finite".
+  /// Says what is wrong with a bad step, as in "the gradient norm is not finite".
   std::string describe() const;
 };
 
