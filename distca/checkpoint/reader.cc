@@ -23,7 +23,7 @@ Range span_of(const std::vector<Range>& box, const Range& range, const StoredTen
   return {element_at(box, range.begin, tensor), element_at(box, range.end - 1, tensor) + 1};
 }
 
-/// Copies a piece's elements, of `bytes` bytes each, to their places in the whole tensor.
+/// Copies a piece's elements to their places in the whole tensor.
 void place(const StoredPiece& piece, const StoredTensor& tensor, std::span<const std::byte> from,
            std::span<std::byte> out) {
   const int64_t bytes = element_bytes(tensor.type), columns = piece.box.back().size();
