@@ -18,9 +18,6 @@ SafetensorsMetadata metadata(int64_t steps) {
 
 constexpr double kSignOfLifeSeconds = 3;  // after which the first step is named
 
-/// Rounded to them.
-double in_milliseconds(double seconds) { return std::round(seconds * 1e3) / 1e3; }
-
 }  // namespace
 
 RunOutput::RunOutput(const Config& config, RunState& state, FilesByName beside,
@@ -71,9 +68,9 @@ void RunOutput::warn(const StepMetrics& metrics) {
 void RunOutput::report(const StepMetrics& metrics, const ResolvedConfig& resolved) {
   warn(metrics);
   Json line = metrics_line(metrics, config_, resolved);
-  const double left_s = time_left_.after(metrics.step, metrics.step_s);
-  line["time_left_s"] =
-      metrics.ends_in_time ? 0 : in_milliseconds(std::min(left_s, metrics.limit_left_s));
+  double left_s = std::min(time_left_.after(metrics.step, metrics.step_s), metrics.limit_left_s);
+  if (metrics.ends_in_time) left_s = 0;
+  line["time_left_s"] = std::round(left_s * 1e3) / 1e3;  // whole milliseconds
   metrics_->add(line.dump());
   state_.step_done(metrics.step);
   progress_->show(shown_step(line, "metrics.jsonl"));
