@@ -30,10 +30,6 @@ int64_t last_step(const Config& config, int64_t goes_on_after = 0) {
   return goes_on_after + config.train.trace_first_step + config.train.trace_steps - 1;
 }
 
-bool traces(const Config& config, int64_t goes_on_after) {
-  return !config.train.trace.empty() && last_step(config, goes_on_after) <= config.train.steps;
-}
-
 }  // namespace
 
 void check_trace(const Config& config) {
@@ -62,8 +58,10 @@ StepTracer::StepTracer(const Config& config, Communicator& comm, const RunGrid& 
     : config_(config),
       comm_(comm),
       run_(run),
-      first_(traces(config, goes_on_after) ? goes_on_after + config.train.trace_first_step : 0),
-      last_(traces(config, goes_on_after) ? last_step(config, goes_on_after) : 0) {}
+      last_(!config.train.trace.empty() && last_step(config, goes_on_after) <= config.train.steps
+                ? last_step(config, goes_on_after)
+                : 0),
+      first_(last_ - config.train.trace_steps + 1) {}
 
 void StepTracer::begin_step(int64_t step) {
   if (step < first_ || step > last_) return;
