@@ -294,14 +294,12 @@ void CheckpointSaver::start_writing(Optimizer& optimizer, bool beside) {
 
 SaveReport CheckpointSaver::report() {
   look_at_completion();
-  if (!under_way()) return SaveReport::kNothing;
-  if (!writing_.valid()) return said_failed_ ? SaveReport::kFailed : SaveReport::kWritten;
-  if (!is_ready(writing_)) return SaveReport::kWriting;
-  const std::string why = writing_.get();
-  if (why.empty()) return SaveReport::kWritten;
-  said_failed_ = true;
-  say_failed(head_.step, why);
-  return SaveReport::kFailed;
+  if (writing_.valid() && !is_ready(writing_)) return SaveReport::kWriting;
+  if (const std::string why = writing_.valid() ? writing_.get() : ""; !why.empty()) {
+    said_failed_ = true;
+    say_failed(head_.step, why);
+  }
+  return said_failed_ ? SaveReport::kFailed : SaveReport::kWritten;
 }
 
 void CheckpointSaver::on_reports(const std::vector<SaveReport>& all) {

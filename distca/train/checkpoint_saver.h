@@ -36,7 +36,7 @@
 namespace distca {
 
 /// The state of a rank's part of the save that is under way, which it reports to the others.
-enum class SaveReport : int32_t { kNothing, kWriting, kWritten, kFailed };
+enum class SaveReport : int32_t { kWritten, kWriting, kFailed };
 
 class CheckpointSaver {
  public:
