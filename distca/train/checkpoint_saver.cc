@@ -275,16 +275,14 @@ void CheckpointSaver::start_writing(Optimizer& optimizer, bool beside) {
   auto [pieces, weights] = owned_by(config_, writers_, comm_.rank());
   if (pieces.empty()) return;
   std::vector<at::Tensor> sources;
-  for (size_t i = 0; i < pieces.size(); ++i)
+  int64_t begin = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
     sources.push_back(optimizer.state(pieces[i].part, weights[i], pieces[i].range));
-  if (beside) {
-    int64_t begin = 0;
-    for (at::Tensor& source : sources) {
-      const at::Tensor place = copy_->narrow(0, begin, source.numel());
-      begin += source.numel();
-      read_to(place, source);
-      source = place;
-    }
+    if (!beside) continue;
+    const at::Tensor place = copy_->narrow(0, begin, sources[i].numel());
+    read_to(place, sources[i]);
+    sources[i] = place;
+    begin += place.numel();
   }
   writing_ = in_background([path = unfinished_checkpoint(run_, head_.step) / name, index = head_,
                             pieces = std::move(pieces), sources = std::move(sources)] {
