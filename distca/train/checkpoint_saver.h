@@ -35,7 +35,8 @@
 
 namespace distca {
 
-/// The state of a rank's part of the save that is under way, which it reports to the others.
+/// The state of a rank's part of the save that is under way, which it reports to the others. Where
+/// there is nothing to write, it is written.
 enum class SaveReport : int32_t { kWritten, kWriting, kFailed };
 
 class CheckpointSaver {
