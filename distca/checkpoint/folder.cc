@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <system_error>
 
@@ -26,12 +26,8 @@ std::string step_name(int64_t step) { return fmt::format("{}{:06}", kStep, step)
 /// The step of a folder's name. Returns nothing if it is no checkpoint's.
 std::optional<int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kStep)) return {};
-  const char* const begin = name.data() + std::string_view(kStep).size();
-  const char* const end = name.data() + name.size();
-  int64_t step = 0;
-  const auto [at, fault] = std::from_chars(begin, end, step);
-  if (fault != std::errc() || at != end || step_name(step) != name) return {};
-  return step;
+  const int64_t step = std::strtoll(name.c_str() + std::string_view(kStep).size(), nullptr, 10);
+  return step_name(step) == name ? std::optional(step) : std::nullopt;
 }
 
 /// Likewise of step_000100.2, a second one of its step among those that were set aside.

@@ -40,10 +40,6 @@ double launch_begin_s(const std::optional<std::string>& started_at) {
   return now_s - std::max(0.0, unix_s - started_s);
 }
 
-std::string describe_exit_duration(const Config& config) {
-  return fmt::format("train.exit_duration_in_mins = {:g}", config.train.exit_duration_in_mins);
-}
-
 ExitTime::ExitTime(const Config& config, double begin_s, bool validates, int num_workers)
     : limit_s_(config.train.exit_duration_in_mins > 0 ? 60 * config.train.exit_duration_in_mins
                                                       : std::numeric_limits<double>::infinity()),

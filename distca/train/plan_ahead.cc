@@ -6,7 +6,7 @@
 #include "distca/base/error.h"
 #include "distca/config/run_grid.h"
 #include "distca/forecast/batch_programs.h"
-#include "distca/forecast/plan_figures.h"
+#include "distca/forecast/plan_request.h"
 #include "distca/program/validate/validate.h"
 
 namespace distca {
