@@ -7,11 +7,9 @@ namespace distca {
 
 int64_t pairs_of(const AttentionExchange& exchange, const TaskPiece& piece) {
   const ServerTask& task = exchange.rows.tasks[piece.task];
-  const Range queries{task.q.position + piece.queries.begin, task.q.position + piece.queries.end};
-  int64_t pairs = 0;
-  for (const BufferRows& keys : task.kv)
-    pairs += exchange.shape.mask.pairs(queries, {keys.position, keys.position + keys.tokens});
-  return pairs;
+  const int64_t first = task.q.position;
+  return pairs_of(task, {first + piece.queries.begin, first + piece.queries.end},
+                  exchange.shape.mask);
 }
 
 namespace {

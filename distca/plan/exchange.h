@@ -54,6 +54,7 @@ struct BufferRows {
   int64_t row = 0;       // the first row, among the buffer's Q rows or its K and V rows
   int64_t position = 0;  // position of the first row's token in its document
   int64_t tokens = 0;    // number of rows
+  Range positions() const { return {position, position + tokens}; }  // in the document
   bool operator==(const BufferRows&) const = default;
 };
 
