@@ -110,7 +110,7 @@ PlanRequest resolved(PlanRequest request) {
                 scheduler.name, scheduler.layout, options.layout);
   }
   const LayoutEntry& layout = find_layout(options.layout);
-  if (scheduler.even_tokens && !layout.even_tokens) {
+  if (find_layout(scheduler.layout).even_tokens && !layout.even_tokens) {
     throw Error(ErrorKind::kPlan,
                 "layout {} gives workers uneven tokens, which scheduler {} does not allow",
                 layout.name, scheduler.name);

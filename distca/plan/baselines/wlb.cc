@@ -61,9 +61,7 @@ std::vector<Document> longest_first(const NanoBatch& nano_batch) {
   return documents;
 }
 
-Layout wlb_layout(const PlanRequest& request) { return wlb_cp_layout(request, 1); }
-
-Layout wlb_cp_layout(const PlanRequest& request, int most_of_group) {
+Layout wlb_layout(const PlanRequest& request, int most_of_group) {
   const int num_workers = request.cluster.num_workers;
   int of_group = std::min(most_of_group, num_workers);
   while (num_workers % of_group != 0) --of_group;
