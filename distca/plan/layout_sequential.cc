@@ -20,22 +20,21 @@ int64_t nearest_allowed(const Range& rest, double goal) {
   return goal - lower <= upper - goal ? lower : upper;
 }
 
-/// Moves `tokens` of `rest` to a worker: the first half from the front, the second half from the
-/// back.
-void take(int64_t document, int64_t tokens, Range& rest, std::vector<Segment>& worker) {
+}  // namespace
+
+void take_ends(int64_t document, int64_t tokens, int64_t block, Range& rest,
+               std::vector<Segment>& worker) {
   if (tokens == rest.size()) {
     worker.push_back({document, rest});
     rest.begin = rest.end;
     return;
   }
-  const int64_t head = ceil_div(tokens, kBlockTokens) / 2 * kBlockTokens;
+  const int64_t head = ceil_div(tokens, block) / 2 * block;
   const int64_t tail = tokens - head;
   if (head > 0) worker.push_back({document, {rest.begin, rest.begin + head}});
   if (tail > 0) worker.push_back({document, {rest.end - tail, rest.end}});
   rest = {rest.begin + head, rest.end - tail};
 }
-
-}  // namespace
 
 Layout sequential_layout(const PlanRequest& request) {
   check_tokens_fit(request);
@@ -54,7 +53,8 @@ Layout sequential_layout(const PlanRequest& request) {
       const double goal = target - static_cast<double>(used);
       const int64_t tokens = nearest_allowed(rest, goal);
       const bool full = goal < static_cast<double>(rest.size());
-      if (tokens > 0) take(documents[index].id, tokens, rest, layout.workers[worker]);
+      if (tokens > 0)
+        take_ends(documents[index].id, tokens, kBlockTokens, rest, layout.workers[worker]);
       used += tokens;
       if (rest.empty() && ++index < documents.size()) rest = {0, documents[index].length};
       if (full) break;

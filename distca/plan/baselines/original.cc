@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "distca/plan/baselines/baselines.h"
+#include "distca/plan/layout_sequential.h"
 
 namespace distca {
 
@@ -19,18 +20,9 @@ Layout exact_layout(const PlanRequest& request) {
         ++worker;
         room = total * (worker + 1) / num_workers - total * worker / num_workers;
       }
-      auto& segments = layout.workers[worker];
       const int64_t tokens = std::min(rest.size(), room);
       room -= tokens;
-      if (tokens == rest.size()) {
-        segments.push_back({document.id, rest});
-        break;
-      }
-      const int64_t head = tokens / 2;
-      const int64_t tail = tokens - head;
-      if (head > 0) segments.push_back({document.id, {rest.begin, rest.begin + head}});
-      segments.push_back({document.id, {rest.end - tail, rest.end}});
-      rest = {rest.begin + head, rest.end - tail};
+      take_ends(document.id, tokens, /*block=*/1, rest, layout.workers[worker]);
     }
   }
   return layout;
