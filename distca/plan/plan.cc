@@ -244,20 +244,14 @@ double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& load) {
   return total == 0 ? 1 : highest;
 }
 
-namespace {
-
 double max_over_mean(const Plan& plan, int64_t ServerLoad::*figure) {
   std::vector<int64_t> load;
   for (const ServerLoad& server : plan.load) load.push_back(server.*figure);
   return max_over_mean(plan.cluster, load);
 }
 
-}  // namespace
-
-double max_over_mean(const Plan& plan) { return max_over_mean(plan, &ServerLoad::pairs); }
-double max_over_mean_time(const Plan& plan) { return max_over_mean(plan, &ServerLoad::time_ns); }
 double max_over_share(const Plan& plan) {
-  return plan.options.by_time() ? max_over_mean_time(plan) : max_over_mean(plan);
+  return max_over_mean(plan, plan.options.by_time() ? &ServerLoad::time_ns : &ServerLoad::pairs);
 }
 
 int64_t load_of(const Plan& plan, size_t rank) {
