@@ -185,28 +185,20 @@ Plan scheduled(const PlanRequest& request, Layout layout) {
   return plan;
 }
 
-struct Goodness {
-  int64_t bytes = 0;   // that travel
-  double load = 0;     // the largest, over its share
-  int64_t tokens = 0;  // the most of a worker
-};
-
-Goodness goodness(const Plan& plan) {
-  Goodness found{.load = max_over_share(plan)};
-  for (const ServerLoad& load : plan.load) found.bytes += load.receive_bytes + load.o_send_bytes;
+HomeCost home_cost(const Plan& plan) {
+  HomeCost cost{.load = max_over_share(plan)};
+  for (const ServerLoad& load : plan.load) cost.bytes += load.receive_bytes + load.o_send_bytes;
   for (int worker = 0; worker < plan.layout.num_workers(); ++worker)
-    found.tokens = std::max(found.tokens, plan.layout.num_tokens(worker));
-  return found;
+    cost.tokens = std::max(cost.tokens, plan.layout.num_tokens(worker));
+  return cost;
 }
 
 /// The plan or, where that is at least as good in every respect, plain packing: then nothing is
 /// gained by other homes.
 Plan plan_or_packed(const PlanRequest& request, Plan plan) {
   Plan packed = with_tasks_of(find_scheduler("local"), request, sequential_layout(request));
-  const Goodness ours = goodness(plan), theirs = goodness(packed);
-  const bool as_good = theirs.bytes <= ours.bytes && theirs.load <= ours.load &&
-                       theirs.tokens <= ours.tokens && exceeded_cap(packed).empty();
-  return as_good ? packed : plan;
+  return home_cost(packed).as_good_as(home_cost(plan)) && exceeded_cap(packed).empty() ? packed
+                                                                                       : plan;
 }
 
 }  // namespace

@@ -146,12 +146,6 @@ double spread_score(const LayoutPrice& price) {
 }
 
 /// The cost of a layout when every query is computed at home.
-struct HomeCost {
-  int64_t bytes = 0;
-  double load = 0;     // the largest of a worker, over its share
-  int64_t tokens = 0;  // the most of a worker
-};
-
 HomeCost home_cost(const PlanRequest& request, const TaskPrice& price, const Layout& layout,
                    const std::vector<int64_t>& shares) {
   HomeCost cost{.bytes = price_layout(request, price, layout, shares).bytes};
@@ -205,9 +199,7 @@ Layout balanced_layout(const PlanRequest& request) {
   for (auto& worker : packed.workers) tidy(worker);
   const HomeCost ours = home_cost(request, price, *best, own_shares);
   const HomeCost theirs = home_cost(request, price, packed, own_shares);
-  const bool as_good =
-      theirs.bytes <= ours.bytes && theirs.load <= ours.load && theirs.tokens <= ours.tokens;
-  return as_good ? packed : std::move(*best);
+  return theirs.as_good_as(ours) ? packed : std::move(*best);
 }
 
 }  // namespace distca
