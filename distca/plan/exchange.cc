@@ -35,9 +35,8 @@ struct Travel {
 
 /// One message for each peer.
 std::vector<PeerTransfer> messages(std::vector<Travel> travels) {
-  std::sort(travels.begin(), travels.end(), [](const Travel& a, const Travel& b) {
-    return std::tie(a.peer, a.key, a.rows.document, a.rows.tokens) <
-           std::tie(b.peer, b.key, b.rows.document, b.rows.tokens);
+  std::ranges::sort(travels, {}, [](const Travel& travel) {
+    return std::tie(travel.peer, travel.key, travel.rows.document, travel.rows.tokens);
   });
   std::vector<PeerTransfer> result;
   for (const Travel& travel : travels) {
@@ -104,10 +103,9 @@ struct Result {
   int64_t first_key;  // first key of a task; 0 for a result that has arrived
 };
 
-/// The order of summation.
-bool merges_before(const Result& a, const Result& b) {
-  return std::tie(a.part.arrived, a.first_key, a.part.index) <
-         std::tie(b.part.arrived, b.first_key, b.part.index);
+/// Its place in the order of summation.
+auto merge_order(const Result& result) {
+  return std::tie(result.part.arrived, result.first_key, result.part.index);
 }
 
 /// Results of a buffer of which each overlaps another, sorted by first row: cuts their rows where
@@ -126,7 +124,7 @@ void merge_overlapping(std::span<const Result> results, std::vector<RowMerge>& m
     const Range rows{cuts[i], cuts[i + 1]};
     std::erase_if(active, [&rows](const Result& result) { return result.rows.end <= rows.begin; });
     for (; next != results.end() && next->rows.begin == rows.begin; ++next) {
-      active.insert(std::upper_bound(active.begin(), active.end(), *next, merges_before), *next);
+      active.insert(std::ranges::upper_bound(active, merge_order(*next), {}, merge_order), *next);
     }
     if (active.size() == 1 && active[0].part.arrived) continue;  // comes home as it is
     RowMerge& merge = merges.emplace_back();
@@ -158,9 +156,8 @@ void add_merges(const Plan& plan, RankExchange& rank) {
       row += range.tokens.size();
     }
   }
-  std::sort(results.begin(), results.end(), [](const Result& a, const Result& b) {
-    return std::tie(a.buffer, a.rows.begin, a.part.arrived, a.part.index) <
-           std::tie(b.buffer, b.rows.begin, b.part.arrived, b.part.index);
+  std::ranges::sort(results, {}, [](const Result& result) {
+    return std::tie(result.buffer, result.rows.begin, result.part.arrived, result.part.index);
   });
   for (size_t begin = 0, end = 0; begin < results.size(); begin = end) {
     int64_t reach = results[begin].rows.end;
@@ -178,6 +175,8 @@ void add_merges(const Plan& plan, RankExchange& rank) {
     }
   }
 }
+
+constexpr auto first_token = [](const auto& read) { return read.tokens.begin; };
 
 }  // namespace
 
@@ -224,10 +223,8 @@ PlanIndex::PlanIndex(const Plan& plan)
     }
   }
   for (Reads& reads : reads_) {
-    std::sort(reads.q.begin(), reads.q.end(),
-              [](const Read& a, const Read& b) { return a.tokens.begin < b.tokens.begin; });
-    std::sort(reads.keys.begin(), reads.keys.end(),
-              [](const Read& a, const Read& b) { return a.tokens < b.tokens; });
+    std::ranges::sort(reads.q, {}, first_token);
+    std::ranges::sort(reads.keys, {}, &Read::tokens);
     reads.reach.resize(reads.keys.size());
     reads.fill_reach(0, reads.keys.size());
   }
@@ -281,9 +278,7 @@ std::vector<PeerTransfer> PlanIndex::sends(int rank) const {
           {read.server, key, {segment.document, part, row + part.begin - home.begin}});
     };
     const Reads& reads = reads_[segment.document];
-    auto read = std::partition_point(reads.q.begin(), reads.q.end(), [&home](const Read& r) {
-      return r.tokens.begin < home.begin;
-    });
+    auto read = std::ranges::lower_bound(reads.q, home.begin, {}, first_token);
     for (; read != reads.q.end() && read->tokens.begin < home.end; ++read) send(*read, false);
     reads.for_each_keys(0, reads.keys.size(), home, [&](const Read& keys) { send(keys, true); });
     row += home.size();

@@ -154,9 +154,8 @@ std::vector<Stripe> Grouping::stripes(std::span<const Member> group) const {
     stripe.wanted += more;
     left -= more;
   }
-  std::sort(result.begin(), result.end(), [](const Stripe& a, const Stripe& b) {
-    return std::pair(a.member->holding, a.member->server) <
-           std::pair(b.member->holding, b.member->server);
+  std::ranges::sort(result, {}, [](const Stripe& stripe) {
+    return std::pair(stripe.member->holding, stripe.member->server);
   });
   const int64_t end = group.front().shard.q.end;
   int64_t begin = 0;

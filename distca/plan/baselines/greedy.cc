@@ -209,8 +209,7 @@ std::vector<Task> Greedy::run() {
   for (int server = 0; server < static_cast<int>(capacity_.size()); ++server) {
     if (room(server) > 0) receivers.push_back(server);
   }
-  std::stable_sort(receivers.begin(), receivers.end(),
-                   [this](int a, int b) { return room(a) > room(b); });
+  std::ranges::stable_sort(receivers, {}, [this](int server) { return excess(server); });
   for (const int receiver : receivers) fill(receiver);
   while (shed_one_block()) {
   }

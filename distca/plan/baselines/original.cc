@@ -155,8 +155,7 @@ std::vector<Task> GreedyOriginal::run() {
   for (int server = 0; server < static_cast<int>(surplus_.size()); ++server) {
     if (surplus_[server] < 0) receivers.push_back(server);
   }
-  std::stable_sort(receivers.begin(), receivers.end(),
-                   [this](int a, int b) { return surplus_[a] < surplus_[b]; });
+  std::ranges::stable_sort(receivers, {}, [this](int server) { return surplus_[server]; });
   for (const int receiver : receivers) fill(receiver);
 
   std::vector<Task> tasks;

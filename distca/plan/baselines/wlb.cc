@@ -56,8 +56,7 @@ int64_t document_work(int64_t tokens) {
 std::vector<Document> longest_first(const NanoBatch& nano_batch) {
   std::vector<Document> documents = nano_batch.documents;
   std::erase_if(documents, [](const Document& document) { return document.length == 0; });
-  std::stable_sort(documents.begin(), documents.end(),
-                   [](const Document& a, const Document& b) { return a.length > b.length; });
+  std::ranges::stable_sort(documents, std::ranges::greater(), &Document::length);
   return documents;
 }
 
