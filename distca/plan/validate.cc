@@ -12,14 +12,14 @@ namespace {
 std::string describe(const Range& range) { return fmt::format("[{}, {})", range.begin, range.end); }
 int64_t held_from(const Held& segment) { return segment.tokens.begin; }
 
-class Validator {
+class Validator : Violations {
  public:
   Validator(const Plan& plan, const ValidateOptions& options)
-      : plan_(plan),
+      : Violations(options.max_violations),
+        plan_(plan),
         options_(options),
         held_(plan.nano_batch.documents.size()),
-        tasks_(plan.nano_batch.documents.size()),
-        violations_(options.max_violations) {}
+        tasks_(plan.nano_batch.documents.size()) {}
 
   std::vector<std::string> run() {
     if (shapes_right()) {
@@ -29,17 +29,13 @@ class Validator {
       check_tasks();
       for (size_t document = 0; document < held_.num_documents(); ++document) check_pairs(document);
       // Loads are checked only if the tasks make sense.
-      if (violations_.none()) check_load(plan_, options_, held_, tasks_, violations_);
+      if (none()) check_load(plan_, options_, held_, tasks_, *this);
       for (size_t document = 0; document < held_.num_documents(); ++document) check_cuts(document);
     }
-    return std::move(violations_).lines();
+    return std::move(*this).lines();
   }
 
  private:
-  template <typename... Args>
-  void report(fmt::format_string<Args...> format, Args&&... args) {
-    violations_.report(format, std::forward<Args>(args)...);
-  }
   int64_t length(int64_t document) const { return plan_.nano_batch.documents[document].length; }
   int num_ranks() const { return std::max(plan_.cluster.num_workers, plan_.cluster.num_servers()); }
 
@@ -62,7 +58,7 @@ class Validator {
     if (plan_.load.size() != static_cast<size_t>(num_ranks())) {
       report("load of {} ranks, there are {}", plan_.load.size(), num_ranks());
     }
-    return violations_.none();
+    return none();
   }
 
   /// A range of a document that exists, not empty.
@@ -248,7 +244,6 @@ class Validator {
   const ValidateOptions& options_;
   ByDocument<Held> held_;          // ascending position once checked
   ByDocument<const Task*> tasks_;  // tasks whose ranges exist, in the plan's order
-  Violations violations_;
   // Lists of the document at hand. They are members to keep their memory.
   std::vector<const Task*> by_begin_, active_;
   std::vector<int64_t> edges_;
