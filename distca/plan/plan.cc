@@ -150,9 +150,7 @@ Plan with_tasks_of(const SchedulerEntry& scheduler, const PlanRequest& request, 
             .cluster = request.cluster,
             .shape = request.shape,
             .options = request.options,
-            .layout = std::move(layout),
-            .tasks = {},
-            .load = {}};
+            .layout = std::move(layout)};
   plan.tasks = scheduler.schedule(request, plan.layout);
   std::ranges::sort(plan.tasks, {}, [](const Task& task) {
     return std::tie(task.server, task.document, task.q.begin, task.kv.begin);

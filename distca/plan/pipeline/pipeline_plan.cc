@@ -182,8 +182,7 @@ int rounds_for(const Layout& layout) {
 Plan slot_plan(const PipelineRequest& request, std::span<const int> nano_batches,
                const OtherWork& other_work, const Shares& shares) {
   const Grid& grid = request.grid;
-  PlanRequest slot{.nano_batch = {},
-                   .cluster = request.cluster,
+  PlanRequest slot{.cluster = request.cluster,
                    .shape = request.shape,
                    .options = request.options,
                    .profile = request.profile};
@@ -265,17 +264,37 @@ class SlotWeigher {
   SlotTime least_;  // time of best_
 };
 
-Plan weighed_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
-                  const OtherWork& other_work) {
-  return SlotWeigher(request, nano_batches, pass, other_work).weigh();
+/// The inputs of a slot's plan. Slots with equal inputs have equal plans.
+struct Asked {
+  std::vector<int> nano_batches;  // [stages]
+  Shares shares;
+  std::optional<Pass> pass;  // set if the plan is weighed, instead of shares; then with weights
+  std::vector<StageWeights> weights;  // [slots, this one first][stages]
+  OtherWork other_work;               // the first such slot's
+  bool operator==(const Asked& other) const {
+    return nano_batches == other.nano_batches && shares == other.shares && pass == other.pass &&
+           weights == other.weights;
+  }
+};
+
+Asked asked_of(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
+               const OtherWork& other_work) {
+  Asked asked{.nano_batches = {nano_batches.begin(), nano_batches.end()},
+              .other_work = other_work};
+  if (is_weighed(request, nano_batches, other_work)) {
+    asked.pass = pass;  // the pass decides what travels
+    for (const auto& of_slot : {other_work.weights, other_work.partner_weights})
+      asked.weights.insert(asked.weights.end(), of_slot.begin(), of_slot.end());
+  } else {
+    asked.shares = shares_of(request, nano_batches, pass, other_work);
+  }
+  return asked;
 }
 
-Plan plan_of_slot(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
-                  const OtherWork& other_work) {
-  if (is_weighed(request, nano_batches, other_work))
-    return weighed_plan(request, nano_batches, pass, other_work);
-  return slot_plan(request, nano_batches, other_work,
-                   shares_of(request, nano_batches, pass, other_work));
+Plan made_as(const PipelineRequest& request, const Asked& asked) {
+  const auto& [nano_batches, shares, pass, weights, other_work] = asked;
+  return pass ? SlotWeigher(request, nano_batches, *pass, other_work).weigh()
+              : slot_plan(request, nano_batches, other_work, shares);
 }
 
 class Planner {
@@ -288,11 +307,7 @@ class Planner {
              .trains = request_.trains,
              .nano_batches = request_.nano_batches,
              .homes = request_.homes,
-             .ticks = {},
-             .plans = {},
-             .plan_of_slot = {},
-             .outstanding_weight_gradients = request_.outstanding_weight_gradients,
-             .weight_gradients = {}};
+             .outstanding_weight_gradients = request_.outstanding_weight_gradients};
     made_.ticks = aligned_ticks(request_.grid.stages, made_.num_micro_batches(), request_.trains);
     made_.weight_gradients = plan_weight_gradients(request_, made_.ticks);
     for (int tick = 0; tick < static_cast<int>(made_.ticks.size()); ++tick) {
@@ -301,50 +316,23 @@ class Planner {
     }
     made_.plans.resize(asked_.size());
     for_each_in_parallel(asked_.size(), request_.threads,
-                         [this](size_t i) { made_.plans[i] = made_as(asked_[i]); });
+                         [this](size_t i) { made_.plans[i] = made_as(request_, asked_[i]); });
     return std::move(made_);
   }
 
  private:
-  /// The inputs of a slot's plan. Slots with equal inputs have equal plans.
-  struct Asked {
-    std::vector<int> nano_batches;  // [stages]
-    Shares shares;
-    std::optional<Pass> pass;  // set if the plan is weighed, instead of shares; then with weights
-    std::vector<StageWeights> weights;  // [slots, this one first][stages]
-    OtherWork other_work = {};          // the first such slot's
-    bool operator==(const Asked& other) const {
-      return nano_batches == other.nano_batches && shares == other.shares && pass == other.pass &&
-             weights == other.weights;
-    }
-  };
-
   /// The index of the slot's plan, which is made later.
   int plan_of(int tick, int slot) {
-    Asked asked;
-    for (int stage = 0; stage < request_.grid.stages; ++stage)
-      asked.nano_batches.push_back(made_.nano_batch(tick, stage, slot));
-    if (std::ranges::all_of(asked.nano_batches, [](int nano) { return nano < 0; })) return -1;
-    const Pass pass = made_.ticks[tick].stages[0].pass;
+    const std::vector<int> nano_batches = made_.nano_batches_of(tick, slot);
+    if (std::ranges::max(nano_batches) < 0) return -1;
     OtherWork other_work{.weights = made_.weights_of(tick, slot)};
     if (request_.slots == 2) other_work.partner_weights = made_.weights_of(tick, 1 - slot);
-    if (is_weighed(request_, asked.nano_batches, other_work)) {
-      asked.pass = pass;  // the pass decides what travels
-      for (const auto& of_slot : {other_work.weights, other_work.partner_weights})
-        asked.weights.insert(asked.weights.end(), of_slot.begin(), of_slot.end());
-    } else {
-      asked.shares = shares_of(request_, asked.nano_batches, pass, other_work);
-    }
+    Asked asked =
+        asked_of(request_, nano_batches, made_.ticks[tick].stages[0].pass, other_work);
     const auto known = std::ranges::find(asked_, asked);
     if (known != asked_.end()) return static_cast<int>(known - asked_.begin());
-    asked.other_work = other_work;
     asked_.push_back(std::move(asked));
     return static_cast<int>(asked_.size()) - 1;
-  }
-
-  Plan made_as(const Asked& asked) const {
-    return asked.pass ? weighed_plan(request_, asked.nano_batches, *asked.pass, asked.other_work)
-                      : slot_plan(request_, asked.nano_batches, asked.other_work, asked.shares);
   }
 
   const PipelineRequest& request_;
@@ -363,6 +351,13 @@ int PipelinePlan::nano_batch(int micro_batch, int slot) const {
   return micro_batch >= 0 && nano < static_cast<int>(nano_batches.size()) ? nano : -1;
 }
 
+std::vector<int> PipelinePlan::nano_batches_of(int tick, int slot) const {
+  std::vector<int> all;
+  for (const TickStage& stage : ticks[tick].stages)
+    all.push_back(nano_batch(stage.micro_batch, slot));
+  return all;
+}
+
 PipelinePlan make_pipeline_plan(const PipelineRequest& request) {
   check_request(request);
   return Planner(request).plan();
@@ -376,7 +371,7 @@ std::span<const StageWeights> PipelinePlan::weights_of(int tick, int slot) const
 Plan make_slot_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
                     const OtherWork& other_work) {
   check_request(request);
-  return plan_of_slot(request, nano_batches, pass, other_work);
+  return made_as(request, asked_of(request, nano_batches, pass, other_work));
 }
 
 }  // namespace distca
