@@ -43,16 +43,13 @@ Workload read_workload(const std::filesystem::path& path) {
   Workload workload;
   workload.ranks =
       static_cast<int>(positive_integer(field(json, "ranks", file), file + ": \"ranks\"", 1 << 20));
-  workload.tokens_per_rank = positive_integer(field(json, "tokens_per_rank", file),
-                                              file + ": \"tokens_per_rank\"", int64_t{1} << 40);
-  if (json.contains("source")) {
-    DISTCA_THROW_IF(!json.at("source").is_string(), ErrorKind::kData,
-                    "{}: \"source\" must be a string", file);
-    workload.source = json.at("source").get<std::string>();
-  }
+  const int64_t tokens_per_rank = positive_integer(
+      field(json, "tokens_per_rank", file), file + ": \"tokens_per_rank\"", int64_t{1} << 40);
+  DISTCA_THROW_IF(json.contains("source") && !json.at("source").is_string(), ErrorKind::kData,
+                  "{}: \"source\" must be a string", file);
   workload.nano_batch =
       NanoBatch::from_lengths(lengths_from(field(json, "doc_lens", file), file + ": \"doc_lens\""));
-  const int64_t expected = workload.ranks * workload.tokens_per_rank;
+  const int64_t expected = workload.ranks * tokens_per_rank;
   DISTCA_THROW_IF(workload.nano_batch.num_tokens() != expected, ErrorKind::kData,
                   "{}: the documents hold {} tokens, ranks x tokens_per_rank is {}", file,
                   workload.nano_batch.num_tokens(), expected);
