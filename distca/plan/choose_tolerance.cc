@@ -84,9 +84,7 @@ ToleranceChoice choose_tolerance(const PlanRequest& request, const LayerTimeOpti
     const Plan& plan = plans.back();
     const double highest = max_over_share(plan);
     if (asked) most_even = most_even > 0 ? std::min(most_even, highest) : highest;
-    choice.weighed.push_back({.scheduler = plan.options.scheduler,
-                              .layout = plan.options.layout,
-                              .tolerance_ppm = plan.options.tolerance_ppm.value(),
+    choice.weighed.push_back({.options = plan.options,
                               .max_over_share = highest,
                               .time = layer_time(plan, request.profile.get(), options)});
     const int64_t least =

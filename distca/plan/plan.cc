@@ -203,10 +203,9 @@ Layout make_layout(const PlanRequest& request) {
 }
 
 double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& load) {
-  const auto total = static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0}));
+  const auto total = static_cast<double>(std::reduce(load.begin(), load.end()));
   const auto& capacity = cluster.capacity;
-  const auto sum =
-      static_cast<double>(std::accumulate(capacity.begin(), capacity.end(), int64_t{0}));
+  const auto sum = static_cast<double>(std::reduce(capacity.begin(), capacity.end()));
   double highest = 0;
   for (size_t server = 0; server < load.size(); ++server) {
     if (load[server] == 0) continue;

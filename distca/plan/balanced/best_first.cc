@@ -5,13 +5,6 @@
 #include "distca/plan/bounds.h"
 
 namespace distca {
-namespace {
-
-bool contains(const std::vector<int>& servers, int server) {
-  return std::find(servers.begin(), servers.end(), server) != servers.end();
-}
-
-}  // namespace
 
 BestFirst::BestFirst(const PlanRequest& request, Assignment& state)
     : cluster_(request.cluster),
@@ -26,7 +19,8 @@ BestFirst::BestFirst(const PlanRequest& request, Assignment& state)
 }
 
 void BestFirst::note_knowing(int64_t document, int server) {
-  if (!contains(know_[document], server)) know_[document].push_back(server);
+  std::vector<int>& know = know_[document];
+  if (std::ranges::find(know, server) == know.end()) know.push_back(server);
 }
 
 void BestFirst::give_best_first() {
