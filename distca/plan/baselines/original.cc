@@ -45,10 +45,6 @@ int64_t rows_pairs(const Range& rows) {
   return (rows.end * (rows.end + 1) - rows.begin * (rows.begin + 1)) / 2;
 }
 
-HeadAndTail make_item(const Document& document, const Range& head, const Range& tail, int server) {
-  return {document.id, document.length, head, tail, server, rows_pairs(head) + rows_pairs(tail)};
-}
-
 class GreedyOriginal {
  public:
   GreedyOriginal(const PlanRequest& request, const Layout& layout);
@@ -90,11 +86,12 @@ GreedyOriginal::GreedyOriginal(const PlanRequest& request, const Layout& layout)
         head.end = head.begin + ceil_div(head.size(), 2);
         tail.begin = head.end;
       }
-      items_.push_back(make_item(document, head, tail, worker));
+      items_.push_back({document.id, document.length, head, tail, worker,
+                        rows_pairs(head) + rows_pairs(tail)});
       load[worker] += items_.back().pairs;
     }
   }
-  share_ = static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0})) /
+  share_ = static_cast<double>(std::reduce(load.begin(), load.end())) /
            static_cast<double>(load.size());
   for (const int64_t pairs : load) surplus_.push_back(static_cast<double>(pairs) - share_);
 }
