@@ -39,61 +39,36 @@ std::vector<PeerTransfer> messages(std::vector<Travel> travels) {
     return std::tie(travel.peer, travel.key, travel.rows.document, travel.rows.tokens);
   });
   std::vector<PeerTransfer> result;
-  for (const Travel& travel : travels) {
+  for (Travel& travel : travels) {
     if (result.empty() || result.back().peer != travel.peer) {
-      result.push_back({.peer = travel.peer, .q = {}, .kv = {}});
+      result.push_back({.peer = travel.peer});
     }
     PeerTransfer& message = result.back();
+    int64_t& tokens = travel.key ? message.kv_tokens : message.q_tokens;
+    travel.rows.message_row = tokens;
+    tokens += travel.rows.tokens.size();
     (travel.key ? message.kv : message.q).push_back(travel.rows);
-    (travel.key ? message.kv_tokens : message.q_tokens) += travel.rows.tokens.size();
   }
   return result;
 }
 
-/// First row of each range in a received buffer.
-std::vector<int64_t> offsets(const std::vector<RowRange>& ranges) {
-  std::vector<int64_t> result;
-  int64_t row = 0;
-  for (const RowRange& range : ranges) {
-    result.push_back(row);
-    row += range.tokens.size();
-  }
-  return result;
+/// The place of tokens that this rank has received: Q rows, or `key`: K and V rows.
+BufferRows received_rows(const std::vector<PeerTransfer>& receives, int home, bool key,
+                         int64_t document, const Range& tokens) {
+  const auto message = std::ranges::lower_bound(receives, home, {}, &PeerTransfer::peer);
+  DISTCA_CHECK(message != receives.end() && message->peer == home, "nothing comes from {}", home);
+  const std::vector<RowRange>& ranges = key ? message->kv : message->q;
+  const auto range = std::partition_point(ranges.begin(), ranges.end(), [&](const RowRange& r) {
+    return std::tie(r.document, r.tokens.end) <= std::tie(document, tokens.begin);
+  });
+  DISTCA_CHECK(
+      range != ranges.end() && range->document == document && range->tokens.contains(tokens),
+      "document {} [{}, {}) is not in the buffer", document, tokens.begin, tokens.end);
+  return {.buffer = static_cast<int32_t>(message - receives.begin()) + 1,
+          .row = range->message_row + tokens.begin - range->tokens.begin,
+          .position = tokens.begin,
+          .tokens = tokens.size()};
 }
-
-/// Finds rows in the buffers received.
-class ReceivedBuffers {
- public:
-  explicit ReceivedBuffers(const std::vector<PeerTransfer>& receives) : receives_(receives) {
-    for (const PeerTransfer& message : receives) {
-      offsets_.push_back({offsets(message.q), offsets(message.kv)});
-    }
-  }
-
-  /// Q rows, or `key`: K and V rows.
-  BufferRows rows(int home, bool key, int64_t document, const Range& tokens) const {
-    const auto message = std::ranges::lower_bound(receives_, home, {}, &PeerTransfer::peer);
-    DISTCA_CHECK(message != receives_.end() && message->peer == home, "nothing comes from {}",
-                 home);
-    const auto buffer = static_cast<int32_t>(message - receives_.begin());
-    const std::vector<RowRange>& ranges = key ? message->kv : message->q;
-    const auto range = std::partition_point(ranges.begin(), ranges.end(), [&](const RowRange& r) {
-      return std::tie(r.document, r.tokens.end) <= std::tie(document, tokens.begin);
-    });
-    DISTCA_CHECK(
-        range != ranges.end() && range->document == document && range->tokens.contains(tokens),
-        "document {} [{}, {}) is not in the buffer", document, tokens.begin, tokens.end);
-    return {
-        .buffer = buffer + 1,
-        .row = offsets_[buffer][key][range - ranges.begin()] + tokens.begin - range->tokens.begin,
-        .position = tokens.begin,
-        .tokens = tokens.size()};
-  }
-
- private:
-  const std::vector<PeerTransfer>& receives_;
-  std::vector<std::array<std::vector<int64_t>, 2>> offsets_;  // [buffer] of Q rows, of K and V rows
-};
 
 /// A result of some Q rows of a buffer.
 struct Result {
@@ -128,7 +103,7 @@ void merge_overlapping(std::span<const Result> results, std::vector<RowMerge>& m
     }
     if (active.size() == 1 && active[0].part.arrived) continue;  // comes home as it is
     RowMerge& merge = merges.emplace_back();
-    merge = {.buffer = results[0].buffer, .row = rows.begin, .tokens = rows.size(), .parts = {}};
+    merge = {.buffer = results[0].buffer, .row = rows.begin, .tokens = rows.size()};
     for (const Result& result : active) {
       merge.parts.push_back(result.part);
       merge.parts.back().row += rows.begin - result.rows.begin;
@@ -147,13 +122,12 @@ void add_merges(const Plan& plan, RankExchange& rank) {
                        .first_key = plan.tasks[task.task].kv.begin});
   }
   for (size_t i = 0; i < rank.sends.size(); ++i) {
-    int64_t row = 0;
     for (const RowRange& range : rank.sends[i].q) {
-      results.push_back({.buffer = 0,
-                         .rows = {range.row, range.row + range.tokens.size()},
-                         .part = {.arrived = true, .index = static_cast<int32_t>(i), .row = row},
-                         .first_key = 0});
-      row += range.tokens.size();
+      results.push_back(
+          {.buffer = 0,
+           .rows = {range.row, range.row + range.tokens.size()},
+           .part = {.arrived = true, .index = static_cast<int32_t>(i), .row = range.message_row},
+           .first_key = 0});
     }
   }
   std::ranges::sort(results, {}, [](const Result& result) {
@@ -232,20 +206,16 @@ PlanIndex::PlanIndex(const Plan& plan)
 }
 
 bool PlanIndex::any_row_shared() const {
-  for (const Reads& reads : reads_) {  // two servers
-    for (size_t i = 1; i < reads.q.size(); ++i) {
-      if (reads.q[i].tokens.begin < reads.q[i - 1].tokens.end) return true;
-    }
+  const auto of_servers = [](const Read& a, const Read& b) {
+    return b.tokens.begin < a.tokens.end;
+  };
+  for (const Reads& reads : reads_) {
+    if (std::ranges::adjacent_find(reads.q, of_servers) != reads.q.end()) return true;
   }
-  for (size_t i = 1; i < plan_.tasks.size(); ++i) {  // one server
-    const Task& task = plan_.tasks[i];
-    const Task& before = plan_.tasks[i - 1];
-    if (task.server == before.server && task.document == before.document &&
-        task.q.begin < before.q.end) {
-      return true;
-    }
-  }
-  return false;
+  const auto of_one_server = [](const Task& a, const Task& b) {
+    return a.server == b.server && a.document == b.document && b.q.begin < a.q.end;
+  };
+  return std::ranges::adjacent_find(plan_.tasks, of_one_server) != plan_.tasks.end();
 }
 
 std::vector<PlanIndex::Need> PlanIndex::needs(int server) const {
@@ -310,9 +280,9 @@ RankExchange PlanIndex::exchange(int rank) const {
   result.sends = sends(rank);
   result.receives = receives(rank);
 
-  const ReceivedBuffers buffers(result.receives);
   const auto rows_of = [&](const HomeSegment& home, bool key, const Range& part) {
-    if (home.worker != rank) return buffers.rows(home.worker, key, home.document, part);
+    if (home.worker != rank)
+      return received_rows(result.receives, home.worker, key, home.document, part);
     return BufferRows{.buffer = 0,
                       .row = home.row + part.begin - home.tokens.begin,
                       .position = part.begin,
@@ -320,7 +290,7 @@ RankExchange PlanIndex::exchange(int rank) const {
   };
   for (int64_t i = tasks_of_server_[rank].begin; i < tasks_of_server_[rank].end; ++i) {
     const Task& task = plan_.tasks[i];
-    ServerTask resolved{.task = i, .q = {}, .kv = {}};
+    ServerTask resolved{.task = i};
     homes_.for_each_part(task.document, task.q, [&](const HomeSegment& home, const Range& part) {
       resolved.q = rows_of(home, false, part);
     });

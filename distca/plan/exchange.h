@@ -30,8 +30,9 @@ namespace distca {
 /// Contiguous tokens of a document, and the place where they lie at home.
 struct RowRange {
   int64_t document = 0;
-  Range tokens;     // positions in the document
-  int64_t row = 0;  // row of the first token, in the home's local tensors
+  Range tokens;             // positions in the document
+  int64_t row = 0;          // row of the first token, in the home's local tensors
+  int64_t message_row = 0;  // row of the first token, among the message's Q rows or K and V rows
   bool operator==(const RowRange&) const = default;
 };
 
