@@ -51,7 +51,6 @@ class Giving final : public BestFirst {
   void offer_rows(const Range& q, const Range& kv, std::optional<Move>& best);
   void offer_keys(const Range& q, const Range& kv, std::optional<Move>& best);
 
-  const Mask mask_;
   const TaskPrice& price_;
   const double row_per_key_;
   /// The price of a token's K and V on the cheaper link.
@@ -70,12 +69,11 @@ class Giving final : public BestFirst {
 
 Giving::Giving(Assignment& state, const PlanRequest& request)
     : BestFirst(request, state),
-      mask_(request.shape.mask),
       price_(state.task_price()),
       row_per_key_(request.shape.row_per_key()),
       key_price_(static_cast<double>(request.shape.kv_token_bytes()) *
-                 static_cast<double>(
-                     std::min(byte_price(cluster_.inside), byte_price(cluster_.between)))) {
+                 static_cast<double>(std::min(byte_price(request.cluster.inside),
+                                              byte_price(request.cluster.between)))) {
   for (int server = 0; server < state.num_servers(); ++server) note_load(server);
 }
 
@@ -107,7 +105,7 @@ void Giving::offer_keys(const Range& q, const Range& kv, std::optional<Move>& be
 
 void Giving::offer(const Range& q, const Range& keys, std::optional<Move>& best) {
   if (q.empty()) return;
-  const Range kv = intersect(keys, mask_.keys(q));
+  const Range kv = intersect(keys, request_.shape.mask.keys(q));
   if (kv.empty()) return;
   const Shard part = state_.with_keys(shard_.document, q, kv, shard_.home);
   if (part.load <= 0 || part.load > wish_.most) return;
@@ -210,7 +208,7 @@ std::optional<Move> Giving::best_move(int donor) {
       consider(best);
     }
   }
-  if (best || !has_caps(cluster_)) return best;
+  if (best || !has_caps(request_.cluster)) return best;
   for (size_t index = 0; index < count; ++index) {
     look_at(donor, index);
     for (const int receiver : order_) {  // caps may forbid the likely ones
@@ -248,7 +246,7 @@ bool Giving::shed() {
   if (receiver < 0) return false;
   // Less than this, and the receiver stays below where the donor was.
   const double most =
-      (ratio(donor) - ratio(receiver)) * static_cast<double>(cluster_.capacity[receiver]);
+      (ratio(donor) - ratio(receiver)) * static_cast<double>(request_.cluster.capacity[receiver]);
   if (most < 2) return false;
   std::optional<Move> best;
   for (size_t index = 0; index < state_.shards(donor).size(); ++index) {
