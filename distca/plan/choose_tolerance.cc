@@ -19,8 +19,7 @@ std::vector<PlanOptions> candidates(const PlanRequest& request) {
   std::vector<PlanOptions> options;
   const std::vector<int64_t>& capacity = request.cluster.capacity;
   const bool all_serve =
-      std::all_of(capacity.begin(), capacity.begin() + request.cluster.num_workers,
-                  [](int64_t share) { return share > 0; });
+      std::count(capacity.begin(), capacity.begin() + request.cluster.num_workers, 0) == 0;
   if (scheduler.capacities && all_serve) {
     PlanOptions nothing{
         .scheduler = "local",

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "distca/base/error.h"
@@ -95,25 +96,23 @@ Cluster cluster_from(const JsonField& field) {
   visit_link(JsonReader{field["between"]}, cluster.between);
   visit_memory(JsonReader{field["memory"]}, cluster.memory);
   cluster.capacity = field["capacity"].integers(0, kMaxInteger);
-  if (cluster.num_servers() < cluster.num_workers) {
-    field["capacity"].expect(
-        false, fmt::format("a list of at least num_workers = {}", cluster.num_workers));
-  }
+  field["capacity"].expect(cluster.num_servers() >= cluster.num_workers,
+                           fmt::format("a list of at least num_workers = {}", cluster.num_workers));
   return cluster;
 }
 
 Layout layout_from(const JsonField& field, const Plan& plan) {
   Layout layout;
-  if (field.size() != static_cast<size_t>(plan.cluster.num_workers)) {
-    field.expect(false, fmt::format("a list of num_workers = {}", plan.cluster.num_workers));
-  }
-  const auto documents = static_cast<int64_t>(plan.nano_batch.documents.size());
+  const int workers = plan.cluster.num_workers;
+  field.expect(std::cmp_equal(field.size(), workers),
+               fmt::format("a list of num_workers = {}", workers));
   for (size_t worker = 0; worker < field.size(); ++worker) {
     const JsonField segments = field.at(worker);
     auto& out = layout.workers.emplace_back();
     for (size_t i = 0; i < segments.size(); ++i) {
       const JsonField segment = segments.at(i);
-      const int64_t document = segment["document"].integer(0, documents - 1);
+      const int64_t document =
+          segment["document"].integer(0, std::ssize(plan.nano_batch.documents) - 1);
       out.push_back(
           {document, range_from(segment["tokens"], plan.nano_batch.documents[document].length)});
     }
@@ -123,8 +122,7 @@ Layout layout_from(const JsonField& field, const Plan& plan) {
 
 Task task_from(const JsonField& field, const Plan& plan) {
   Task task;
-  task.document =
-      field["document"].integer(0, static_cast<int64_t>(plan.nano_batch.documents.size()) - 1);
+  task.document = field["document"].integer(0, std::ssize(plan.nano_batch.documents) - 1);
   const int64_t length = plan.nano_batch.documents[task.document].length;
   task.q = range_from(field["q"], length);
   task.kv = range_from(field["kv"], length);
@@ -160,9 +158,8 @@ void add_list(std::string& text, const std::vector<Item>& items, const auto& add
 void add_layout(std::string& text, const Layout& layout) {
   add_list(text, layout.workers, [&](const std::vector<Segment>& worker) {
     add_list(text, worker, [&](const Segment& segment) {
-      fmt::format_to(std::back_inserter(text),
-                     FMT_COMPILE(R"({{"document":{},"tokens":[{},{}]}})"), segment.document,
-                     segment.tokens.begin, segment.tokens.end);
+      fmt::format_to(std::back_inserter(text), FMT_COMPILE(R"({{"document":{},"tokens":[{},{}]}})"),
+                     segment.document, segment.tokens.begin, segment.tokens.end);
     });
   });
 }
@@ -216,9 +213,7 @@ std::string plan_to_json(const Plan& plan) {
 Plan plan_from_json(std::string_view json) {
   const Json parsed = parse_json(json, "plan", ErrorKind::kPlan);
   const JsonField root(parsed, "plan", ErrorKind::kPlan);
-  if (root["format"].text() != kFormat) {
-    root["format"].expect(false, fmt::format("\"{}\"", kFormat));
-  }
+  root["format"].expect(root["format"].text() == kFormat, fmt::format("\"{}\"", kFormat));
   root["version"].expect(root["version"].integer(0, kMaxInteger) == kVersion,
                          fmt::format("{}", kVersion));
   root.only({"format", "version", "document_lengths", "cluster", "shape", "options", "layout",
@@ -237,9 +232,9 @@ Plan plan_from_json(std::string_view json) {
   const JsonField load = root["load"];
   for (size_t i = 0; i < load.size(); ++i)
     visit_load(JsonReader{load.at(i)}, plan.load.emplace_back());
-  if (plan.load.size() != static_cast<size_t>(plan.cluster.num_servers())) {
-    load.expect(false, fmt::format("a list of one entry a server, {}", plan.cluster.num_servers()));
-  }
+  const int servers = plan.cluster.num_servers();
+  load.expect(std::cmp_equal(plan.load.size(), servers),
+              fmt::format("a list of one entry a server, {}", servers));
   return plan;
 }
 
