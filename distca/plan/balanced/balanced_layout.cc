@@ -18,7 +18,6 @@ namespace {
 
 constexpr size_t kLargeSize = 8192;  // documents + workers
 constexpr size_t kFewChoices = 3;
-constexpr int64_t kSendPermille = 1000;  // largest send with spread, of the largest receive
 constexpr size_t kHugeSize = 16'384;     // from there on one
 
 /// In the order of documents and positions; touching segments become one.
@@ -175,7 +174,7 @@ Layout balanced_layout(const PlanRequest& request) {
   const auto consider = [&](Layout layout) {
     for (auto& worker : layout.workers) tidy(worker);
     if (spread) {
-      spread_hot_rows(request, price, shares, kSendPermille, layout);
+      spread_hot_rows(request, price, shares, layout);
       for (auto& worker : layout.workers) tidy(worker);
     }
     const LayoutPrice cost = price_layout(request, price, layout, shares);

@@ -18,7 +18,7 @@ class Spreader {
  public:
   Spreader(const PlanRequest& request, const TaskPrice& price, const std::vector<int64_t>& shares,
            Layout& layout);
-  void run(int64_t goal_permille);
+  void run();
 
  private:
   struct Swap {
@@ -243,13 +243,12 @@ void Spreader::reassign(const Segment& segment, int from, int to) {
   count_document(segment.document, 1);
 }
 
-void Spreader::run(int64_t goal_permille) {
+void Spreader::run() {
   const size_t most_moves = 4 * layout_.workers.size();
   for (size_t move = 0; move < most_moves; ++move) {
     const auto busiest =
         static_cast<int>(std::max_element(sent_.begin(), sent_.end()) - sent_.begin());
-    const int64_t goal =
-        *std::max_element(received_.begin(), received_.end()) * goal_permille / 1000;
+    const int64_t goal = std::ranges::max(received_);
     if (sent_[busiest] <= goal) return;
     const auto swap = best_swap(busiest, goal);
     if (!swap) return;
@@ -261,9 +260,9 @@ void Spreader::run(int64_t goal_permille) {
 }  // namespace
 
 void spread_hot_rows(const PlanRequest& request, const TaskPrice& price,
-                     const std::vector<int64_t>& shares, int64_t goal_permille, Layout& layout) {
+                     const std::vector<int64_t>& shares, Layout& layout) {
   if (!request.shape.mask.sees_all_before() || layout.workers.empty()) return;
-  Spreader(request, price, shares, layout).run(goal_permille);
+  Spreader(request, price, shares, layout).run();
 }
 
 }  // namespace distca
