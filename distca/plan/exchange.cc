@@ -177,15 +177,8 @@ void PlanIndex::Reads::for_each_keys(size_t begin, size_t end, const Range& toke
 PlanIndex::PlanIndex(const Plan& plan)
     : plan_(plan),
       homes_(plan.layout, plan.nano_batch.documents.size()),
-      reads_(plan.nano_batch.documents.size()),
-      tasks_of_server_(std::max(plan.cluster.num_workers, plan.cluster.num_servers())) {
-  const auto num_tasks = static_cast<int64_t>(plan.tasks.size());
-  for (int64_t begin = 0, end = 0; begin < num_tasks; begin = end) {
-    const int server = plan.tasks[begin].server;
-    while (end < num_tasks && plan.tasks[end].server == server) ++end;
-    DISTCA_CHECK(tasks_of_server_[server].empty(), "tasks of server {} do not lie together",
-                 server);
-    tasks_of_server_[server] = {begin, end};
+      reads_(plan.nano_batch.documents.size()) {
+  for (int server = 0; server < plan.cluster.num_servers(); ++server) {
     for (const Need& need : needs(server)) {
       Reads& reads = reads_[need.document];
       for (const Range& range : need.kv) reads.keys.push_back({range, server});
@@ -220,8 +213,7 @@ bool PlanIndex::any_row_shared() const {
 
 std::vector<PlanIndex::Need> PlanIndex::needs(int server) const {
   std::vector<Need> result;
-  for (int64_t i = tasks_of_server_[server].begin; i < tasks_of_server_[server].end; ++i) {
-    const Task& task = plan_.tasks[i];
+  for (const Task& task : tasks_of(server)) {
     if (result.empty() || result.back().document != task.document) {
       result.push_back({task.document, {}, {}});
     }
@@ -288,9 +280,8 @@ RankExchange PlanIndex::exchange(int rank) const {
                       .position = part.begin,
                       .tokens = part.size()};
   };
-  for (int64_t i = tasks_of_server_[rank].begin; i < tasks_of_server_[rank].end; ++i) {
-    const Task& task = plan_.tasks[i];
-    ServerTask resolved{.task = i};
+  for (const Task& task : tasks_of(rank)) {
+    ServerTask resolved{.task = &task - plan_.tasks.data()};
     homes_.for_each_part(task.document, task.q, [&](const HomeSegment& home, const Range& part) {
       resolved.q = rows_of(home, false, part);
     });

@@ -19,7 +19,9 @@
 //
 // Any thread may use a PlanIndex; the other types are plain values.
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "distca/plan/homes.h"
@@ -134,6 +136,9 @@ class PlanIndex {
     void for_each_keys(size_t begin, size_t end, const Range& tokens, const Visit& visit) const;
   };
 
+  std::span<const Task> tasks_of(int server) const {
+    return std::ranges::equal_range(plan_.tasks, server, {}, &Task::server);
+  }
   std::vector<Need> needs(int server) const;
   std::vector<PeerTransfer> sends(int rank) const;
   std::vector<PeerTransfer> receives(int rank) const;
@@ -141,9 +146,8 @@ class PlanIndex {
 
   const Plan& plan_;
   const Homes homes_;
-  std::vector<Reads> reads_;            // [document]
-  std::vector<Range> tasks_of_server_;  // [rank] range of Plan::tasks
-  bool rows_shared_ = false;            // true if some query row has several tasks
+  std::vector<Reads> reads_;  // [document]
+  bool rows_shared_ = false;  // true if some query row has several tasks
 };
 
 }  // namespace distca

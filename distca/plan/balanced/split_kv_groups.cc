@@ -341,8 +341,9 @@ class Grouping {
 
 }  // namespace
 
-void divide_keys(Assignment& state, const PlanRequest& request) {
+Assignment divide_keys(Assignment state, const PlanRequest& request) {
   if (request.shape.mask.sees_all_before()) Grouping(state, request).run();
+  return state;
 }
 
 }  // namespace distca

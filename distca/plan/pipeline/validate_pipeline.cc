@@ -71,8 +71,8 @@ class PipelineValidator : Violations {
 
   /// When each stage plays each micro-batch: once.
   void find_ticks() {
-    const std::vector<int> never(static_cast<size_t>(stages()) * micro_batches_, kNever);
-    forward_ = backward_ = never;
+    forward_.assign(stages(), std::vector<int>(micro_batches_, kNever));
+    backward_ = forward_;
     for (int tick = 0; tick < static_cast<int>(plan_.ticks.size()); ++tick) {
       for (int stage = 0; stage < stages(); ++stage) {
         const TickStage& own = plan_.ticks[tick].stages[stage];
@@ -83,7 +83,7 @@ class PipelineValidator : Violations {
           continue;
         }
         const bool forward = own.pass == Pass::kForward;
-        int& played = at(forward ? forward_ : backward_, stage, own.micro_batch);
+        int& played = (forward ? forward_ : backward_)[stage][own.micro_batch];
         if (played != kNever || (!forward && !plan_.trains)) {
           report("tick {}: {} of micro-batch {} on stage {} {}", tick,
                  forward ? "forward" : "backward", own.micro_batch, stage,
@@ -93,16 +93,13 @@ class PipelineValidator : Violations {
       }
     }
   }
-  int& at(std::vector<int>& ticks, int stage, int micro_batch) const {
-    return ticks[static_cast<size_t>(stage) * micro_batches_ + micro_batch];
-  }
 
   void check_order() {
     for (int stage = 0; stage < stages(); ++stage) {
       for (int micro = 0; micro < micro_batches_; ++micro) {
-        const int forward = at(forward_, stage, micro), backward = at(backward_, stage, micro);
+        const int forward = forward_[stage][micro], backward = backward_[stage][micro];
         if (forward == kNever) report("stage {} has no forward of micro-batch {}", stage, micro);
-        if (stage > 0 && forward <= at(forward_, stage - 1, micro)) {
+        if (stage > 0 && forward <= forward_[stage - 1][micro]) {
           report("forward of micro-batch {}: tick {} on stage {} is not after stage {}'s", micro,
                  forward, stage, stage - 1);
         }
@@ -112,7 +109,7 @@ class PipelineValidator : Violations {
           report("micro-batch {} on stage {}: backward in tick {} is not after forward in tick {}",
                  micro, stage, backward, forward);
         }
-        if (stage + 1 < stages() && backward <= at(backward_, stage + 1, micro)) {
+        if (stage + 1 < stages() && backward <= backward_[stage + 1][micro]) {
           report("backward of micro-batch {}: tick {} on stage {} is not after stage {}'s", micro,
                  backward, stage, stage + 1);
         }
@@ -128,7 +125,7 @@ class PipelineValidator : Violations {
       for (int tick = 0; tick < static_cast<int>(plan_.ticks.size()); ++tick) {
         int held = 0;
         for (int micro = 0; micro < micro_batches_; ++micro) {
-          held += at(forward_, stage, micro) <= tick && tick <= at(backward_, stage, micro) ? 1 : 0;
+          held += forward_[stage][micro] <= tick && tick <= backward_[stage][micro] ? 1 : 0;
         }
         if (held <= most) continue;
         report("tick {}: stage {} holds {} micro-batches, at most {} in the aligned order", tick,
@@ -264,8 +261,8 @@ class PipelineValidator : Violations {
   const ValidateOptions& options_;
   const WeightGradientBounds bounds_;
   int micro_batches_ = 0;
-  std::vector<int> forward_, backward_;  // [stages x micro-batches] the tick
-  std::vector<bool> used_;               // [plans]
+  std::vector<std::vector<int>> forward_, backward_;  // [stages][micro-batches] the tick
+  std::vector<bool> used_;                            // [plans]
 };
 
 class WeightGradientValidator : Violations {
