@@ -167,7 +167,7 @@ Plan scheduled(const PlanRequest& request, Layout layout) {
   return plan;
 }
 
-HomeCost home_cost(const Plan& plan) {
+HomeCost cost_of_homes(const Plan& plan) {
   HomeCost cost{.load = max_over_share(plan)};
   for (const ServerLoad& load : plan.load) cost.bytes += load.receive_bytes + load.o_send_bytes;
   for (int worker = 0; worker < plan.layout.num_workers(); ++worker)
@@ -179,8 +179,9 @@ HomeCost home_cost(const Plan& plan) {
 /// gained by other homes.
 Plan plan_or_packed(const PlanRequest& request, Plan plan) {
   Plan packed = with_tasks_of(find_scheduler("local"), request, sequential_layout(request));
-  return home_cost(packed).as_good_as(home_cost(plan)) && exceeded_cap(packed).empty() ? packed
-                                                                                       : plan;
+  return cost_of_homes(packed).as_good_as(cost_of_homes(plan)) && exceeded_cap(packed).empty()
+             ? packed
+             : plan;
 }
 
 }  // namespace
