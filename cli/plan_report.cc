@@ -219,9 +219,9 @@ Json summary_json(const Planned& planned) {
 Json weighed_json(const ToleranceChoice& choice) {
   Json list = Json::array();
   for (const WeighedPlan& plan : choice.weighed) {
-    list.push_back({{"scheduler", plan.scheduler},
-                    {"layout", plan.layout},
-                    {"tolerance", static_cast<double>(plan.tolerance_ppm) * 1e-6},
+    list.push_back({{"scheduler", plan.options.scheduler},
+                    {"layout", plan.options.layout},
+                    {"tolerance", static_cast<double>(*plan.options.tolerance_ppm) * 1e-6},
                     {"max_over_mean", plan.max_over_share},
                     {"bytes", plan.time.bytes},
                     {"layer_ps", plan.time.total_ps},

@@ -182,7 +182,7 @@ class RowContest {
   RowContest(const PaperRow& row, const PaperStudy& study)
       : row_(row), study_(study), machine_(paper_machine(study.machine, paper_config(row))) {
     const int64_t nano_batches = finest(row);
-    const std::vector<Workload> sampled = sample_workloads(
+    const std::vector<NanoBatch> sampled = sample_workloads(
         study.lengths.at(row.data), {.kind = row.data,
                                      .count = study.batches * static_cast<int>(nano_batches),
                                      .ranks = 1,
@@ -190,7 +190,7 @@ class RowContest {
                                      .max_document_tokens = row.max_document_tokens});
     for (size_t i = 0; i < sampled.size(); ++i) {
       if (i % static_cast<size_t>(nano_batches) == 0) steps_.emplace_back();
-      steps_.back().push_back({.nano_batch = sampled[i].nano_batch, .sources = {}});
+      steps_.back().push_back({.nano_batch = sampled[i], .sources = {}});
     }
   }
 

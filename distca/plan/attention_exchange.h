@@ -142,5 +142,7 @@ AttentionExchange make_attention_exchange(RankExchange rows, const AttentionShap
 
 /// Returns true if the task needs nothing that was received, and its result is not returned.
 bool is_home(const ServerTask& task);
+/// (query, key) pairs under a mask of these queries (positions in the document) of a task.
+int64_t pairs_of(const ServerTask& task, const Range& queries, const Mask& mask);
 
 }  // namespace distca

@@ -70,14 +70,10 @@ void PipelineParts::plan_pooled() {
   std::map<std::tuple<std::vector<int>, Pass, int>, size_t> others;
   std::vector<const OrderedExchange*> of_others;  // for which they are made
   for (const OrderedExchange& exchange : order_.exchanges) {
-    if (aligned_) {
-      std::vector<int> of_slot;
-      for (int stage = 0; stage < grid().stages; ++stage)
-        of_slot.push_back(aligned_->nano_batch(exchange.tick, stage, exchange.slot));
-      if (of_slot == exchange.nano_batches) {
-        plan_of_.push_back(aligned_->plan_of_slot[exchange.tick][exchange.slot]);
-        continue;
-      }
+    if (aligned_ &&
+        aligned_->nano_batches_of(exchange.tick, exchange.slot) == exchange.nano_batches) {
+      plan_of_.push_back(aligned_->plan_of_slot[exchange.tick][exchange.slot]);
+      continue;
     }
     // The other work of ranks differs from tick to tick.
     const bool is_alone = weight_gradients_.empty() && schedule() == PipelineSchedule::kAligned;
