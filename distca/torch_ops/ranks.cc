@@ -89,11 +89,6 @@ Open& opened() {
   return *open;
 }
 
-bool same(const api::BatchRequest& a, const api::BatchRequest& b) {
-  return a.cu_seqlens == b.cu_seqlens && a.num_ranks == b.num_ranks && a.shape == b.shape &&
-         a.window_left == b.window_left && a.tokens == b.tokens && a.linear_work == b.linear_work;
-}
-
 void check_same_backend(Communicator& comm, const std::string& backend) {
   std::array<char, 8> mine{};
   DISTCA_CHECK(backend.size() < mine.size(), "backend {}", backend);
@@ -223,8 +218,7 @@ Ranks::Carrier& Ranks::carrier(int cuda_device) {
 }
 
 api::BatchPlan Ranks::plan(const api::BatchRequest& request) {
-  const auto known = std::ranges::find_if(
-      planned_, [&](const Planned& one) { return same(one.request, request); });
+  const auto known = std::ranges::find(planned_, request, &Planned::request);
   if (known != planned_.end()) {
     std::rotate(known, known + 1, planned_.end());
     return planned_.back().plan;
