@@ -6,7 +6,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <map>
 
@@ -90,11 +89,8 @@ Open& opened() {
 }
 
 void check_same_backend(Communicator& comm, const std::string& backend) {
-  std::array<char, 8> mine{};
-  DISTCA_CHECK(backend.size() < mine.size(), "backend {}", backend);
-  std::ranges::copy(backend, mine.begin());
-  const auto all = all_gather(comm, mine, "comparing backends");
-  const auto text = [](const auto& one) { return one[0] == 0 ? "None" : one.data(); };
+  const auto all = all_gather_texts(comm, backend, "comparing backends");
+  const auto text = [](const std::string& one) { return one.empty() ? "None" : one.c_str(); };
   for (size_t rank = 1; rank < all.size(); ++rank) {
     DISTCA_THROW_IF(all[rank] != all[0], ErrorKind::kUsage,
                     "rank {} opens the group with backend = {}, rank 0 with {}: all ranks give the "
