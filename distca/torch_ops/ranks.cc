@@ -99,12 +99,6 @@ void check_same_backend(Communicator& comm, const std::string& backend) {
   }
 }
 
-void add_missing(LayerKinds& kinds, const LayerKinds& more) {
-  for (const LayerKind& kind : more) {
-    if (std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(kind);
-  }
-}
-
 }  // namespace
 
 void Ranks::open(const std::string& name, const std::string& backend, const CommOptions& options) {
@@ -231,16 +225,14 @@ void Ranks::note_forward(std::shared_ptr<LayerKinds> kinds) {
   forwards_.push_back(std::move(kinds));
 }
 
-LayerKinds Ranks::usual_kinds() const {
+LayerKinds Ranks::usual_kinds(const std::optional<LayerKind>& first) const {
   LayerKinds usual;
-  for (const auto& of_forward : forwards_) add_missing(usual, *of_forward);
-  return usual;
-}
-
-LayerKinds Ranks::usual_kinds(const LayerKind& first) const {
-  LayerKinds usual{first};
+  if (first) usual.push_back(*first);
   for (const auto& of_forward : forwards_) {
-    if (std::ranges::find(*of_forward, first) != of_forward->end()) add_missing(usual, *of_forward);
+    if (first && std::ranges::find(*of_forward, *first) == of_forward->end()) continue;
+    for (const LayerKind& kind : *of_forward) {
+      if (std::ranges::find(usual, kind) == usual.end()) usual.push_back(kind);
+    }
   }
   return usual;
 }
