@@ -46,15 +46,12 @@ class Alone : public Communicator {
 };
 
 /// Makes the communicators that carry Q, K, V, O and gradients of ranks that have met in a store.
-struct Carriers {
-  const std::string backend;  // the argument of Ranks::open()
-  const c10::intrusive_ptr<c10d::Store> store;
-  const int rank;
-  const int size;
-  const CommOptions options;
-  const std::function<bool()> is_over;  // returns true once the program has destroyed the group
-
-  std::unique_ptr<Communicator> connect(int cuda_device) const {
+/// `backend`: the argument of Ranks::open(). `is_over` returns true once the program has destroyed
+/// the group.
+Ranks::Connect connect_in(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                          const std::string& backend, const CommOptions& options,
+                          const std::function<bool()>& is_over) {
+  return [=](int cuda_device) -> std::unique_ptr<Communicator> {
     const bool on_cpu = cuda_device < 0;
     if (on_cpu && backend != "nccl") return nullptr;
     DISTCA_THROW_IF(backend == "gloo", ErrorKind::kUsage,
@@ -71,8 +68,8 @@ struct Carriers {
     const auto own =
         c10::make_intrusive<c10d::PrefixStore>(on_cpu ? "nccl on the CPU" : "nccl", store);
     return make_nccl_group(*own, rank, size, options, nccl, device, is_over);
-  }
-};
+  };
+}
 
 struct Open {
   std::mutex mutex;
@@ -119,14 +116,8 @@ void Ranks::open(const std::string& name, const std::string& backend, const Comm
   };
   auto comm = make_c10d_group(*gloo, *store, options, is_over);
   check_same_backend(*comm, backend);
-  const Carriers carriers{.backend = backend,
-                          .store = store,
-                          .rank = comm->rank(),
-                          .size = comm->size(),
-                          .options = options,
-                          .is_over = is_over};
-  auto ranks = std::make_shared<Ranks>(
-      std::move(comm), [carriers](int cuda_device) { return carriers.connect(cuda_device); });
+  auto connect = connect_in(store, comm->rank(), comm->size(), backend, options, is_over);
+  auto ranks = std::make_shared<Ranks>(std::move(comm), std::move(connect));
   const std::scoped_lock lock(opened().mutex);
   opened().by_name[name] = std::move(ranks);
 }
