@@ -41,8 +41,7 @@ using Buffers = std::array<MessageMemory, kNumBufferRoles>;
 struct RankPlan {
   std::string hash;
   AttentionExchange exchange;
-  ExchangeTasks tasks;
-  std::vector<TaskSet> sets;  // in which tasks are computed
+  std::vector<KernelTasks> tasks;  // sets, in the order in which they are computed
 };
 
 void check_scale(double softmax_scale) {
@@ -213,11 +212,8 @@ void Layer::reserve(BufferRole role, const MessageList& messages) {
 }
 
 LayerPass Layer::pass() {
-  LayerPass pass{.exchange = plan_->exchange,
-                 .tasks = plan_->tasks,
-                 .home = home,
-                 .layer_state = layer_state_,
-                 .pass = pass_};
+  LayerPass pass{
+      .exchange = plan_->exchange, .home = home, .layer_state = layer_state_, .pass = pass_};
   for (size_t role = 0; role < buffers_.size(); ++role) {
     const at::Tensor* const memory = buffers_[role].get();
     if (memory == nullptr) continue;
@@ -258,12 +254,12 @@ void Layer::compute_tasks() {
   // Where exchanges end in order, no receive may stand before what its server waits for.
   const bool in_order = engine_->comm.ends_in_order();
   bool serves = false;
-  for (const TaskSet set : plan_->sets) {
-    const bool away = set == TaskSet::kAway || set == TaskSet::kAll;
-    if (away && to_servers_) to_servers_->wait_received();
-    engine_->parts.compute(pass(), set);
-    if (away) to_homes_ = issue(result, in_order ? Directions::kBoth : Directions::kSends);
-    serves |= away;
+  for (KernelTasks& tasks : plan_->tasks) {
+    if (tasks.reads_received && to_servers_) to_servers_->wait_received();
+    engine_->parts.compute(pass(), tasks);
+    if (!tasks.reads_received) continue;
+    to_homes_ = issue(result, in_order ? Directions::kBoth : Directions::kSends);
+    serves = true;
   }
   if (in_order && !serves) to_homes_ = issue(result, Directions::kReceives);
 }
@@ -317,8 +313,8 @@ std::shared_ptr<RankPlan> CoreAttention::Engine::rank_plan(const BatchPlan& plan
   made->hash = plan.hash();
   made->exchange = make_attention_exchange(PlanIndex(plan.plan()).exchange(comm.rank()),
                                            plan.plan().shape, types);
-  made->tasks = kernel_tasks(made->exchange);
-  made->sets = made->exchange.partial_sets();
+  for (const TaskSet set : made->exchange.partial_sets())
+    made->tasks.push_back(kernel_tasks(made->exchange, pieces_of(made->exchange, set)));
   parts.check(made->exchange);
   if (plans.size() >= kRememberedPlans) plans.erase(plans.begin());
   plans.push_back(made);
