@@ -105,15 +105,15 @@ std::optional<std::vector<KeyRange>> joined(std::vector<KeyRange> ranges) {
 /// Appends the ranges to what is gathered and sets the row of those parts whose keys they are.
 void gather(const std::vector<KeyRange>& ranges, std::span<const Gathered* const> of,
             std::vector<VarlenPart>& parts, VarlenPlan& plan) {
-  const auto first = static_cast<int64_t>(plan.gathered.size());
-  for (const KeyRange& range : ranges) plan.gathered.push_back({range, plan.gathered_rows()});
+  const size_t first = plan.gathered.size();
+  for (const auto& [buffer, row, tokens, position] : ranges)
+    plan.gathered.push_back({buffer, row, tokens, plan.gathered_rows()});
   for (const Gathered* one : of) {
     VarlenPart& part = parts[one->part];
-    const auto placed =
-        std::find_if(plan.gathered.begin() + first, plan.gathered.end(), [&](const PlacedKeys& p) {
-          return p.keys.position <= part.keys.begin && part.keys.begin < end_of(p.keys);
-        });
-    part.row = placed->row + part.keys.begin - placed->keys.position;
+    const auto range = std::ranges::find_if(
+        ranges, [&](const KeyRange& keys) { return part.keys.begin < end_of(keys); });
+    part.row =
+        plan.gathered[first + (range - ranges.begin())].row + part.keys.begin - range->position;
   }
 }
 

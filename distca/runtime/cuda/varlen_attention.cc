@@ -20,6 +20,7 @@ namespace {
 
 using kernels::kGathered;
 using kernels::QueryBuffer;
+using kernels::RowRun;
 using kernels::Rows;
 using kernels::Shape;
 using kernels::TaskList;
@@ -72,7 +73,7 @@ class VarlenPlayer {
         place = queries(played.queries[0], &QueryBuffer::o, type_, shape_.head_dim_v);
       const auto [o, lse] = op_.forward(played.launch, played.lists, q[i], keys.k, keys.v, place);
       results.push_back(o);
-      for (const Run& run : played.queries) {
+      for (const RowRun& run : played.queries) {
         if (o.is_same(place)) break;
         moves_.copy(queries(run, &QueryBuffer::o, o_type, shape_.head_dim_v),
                     rows_at(o, run.row, run.tokens));
@@ -99,7 +100,7 @@ class VarlenPlayer {
     scratch.make();
     gather(made, gathered);
     for (size_t i = 0; i < count; ++i) {
-      const std::vector<Run>& runs = made.launches[i].queries;
+      const std::vector<RowRun>& runs = made.launches[i].queries;
       pack(runs, &QueryBuffer::q, type_, shape_.head_dim_qk, q[i]);
       if (runs.size() > 1) pack(runs, &QueryBuffer::lse, accumulator_, 1, lse[i]);
     }
@@ -162,7 +163,7 @@ class VarlenPlayer {
     return tensor_of(kernels::shifted(rows, scalar, from, 0), scalar, tokens, heads, dim,
                      cuda_device_);
   }
-  at::Tensor queries(const Run& run, Rows QueryBuffer::*field, ScalarType scalar,
+  at::Tensor queries(const RowRun& run, Rows QueryBuffer::*field, ScalarType scalar,
                      int64_t dim) const {
     return tensor(list_.queries[run.buffer].*field, scalar, run.from, run.tokens, shape_.num_heads,
                   dim);
@@ -184,7 +185,7 @@ class VarlenPlayer {
     scratch.want(gathered.v, type_, {made.gathered_rows, shape_.num_kv_heads, shape_.head_dim_v});
   }
   void gather(const Made& made, const Keys& to) {
-    for (const Run& run : made.gathered) {
+    for (const RowRun& run : made.gathered) {
       const kernels::KeyBuffer& from = list_.keys[run.buffer];
       moves_.copy(rows_at(to.k, run.row, run.tokens),
                   keys_at(from.k, type_, run.from, run.tokens, shape_.head_dim_qk));
@@ -202,7 +203,7 @@ class VarlenPlayer {
   }
 
   /// Returns true if the rows of a launch can be read where they lie.
-  bool lie_in_place(const std::vector<Run>& runs, Rows QueryBuffer::*field) const {
+  bool lie_in_place(const std::vector<RowRun>& runs, Rows QueryBuffer::*field) const {
     return runs.size() == 1 && kernels::loads_aligned(list_.queries[runs[0].buffer].*field, type_);
   }
   /// [query rows, H, dim]: in place, or wanted.
@@ -228,7 +229,7 @@ class VarlenPlayer {
     const std::array<int64_t, 3> sizes = {rows, shape_.num_heads, shape_.head_dim_v};
     if (!std::ranges::all_of(made.launches, takes_delta)) scratch.want(of_o.o, type_, sizes);
     if (gradients_lie_in_place(made)) {
-      const Run& run = made.launches[0].queries[0];
+      const RowRun& run = made.launches[0].queries[0];
       of_o.d_o = queries(run, &QueryBuffer::d_o, type_, shape_.head_dim_v);
       of_o.delta = queries(run, &QueryBuffer::delta, accumulator_, 1);
       return;
@@ -252,14 +253,14 @@ class VarlenPlayer {
     }
   }
   /// Unless they lie in place.
-  void pack(const std::vector<Run>& runs, Rows QueryBuffer::*field, ScalarType scalar, int64_t dim,
-            const at::Tensor& rows) {
+  void pack(const std::vector<RowRun>& runs, Rows QueryBuffer::*field, ScalarType scalar,
+            int64_t dim, const at::Tensor& rows) {
     if (runs.size() == 1 && scalar == type_ && lie_in_place(runs, field)) return;
     copy_runs(runs, field, scalar, dim, rows);
   }
-  void copy_runs(const std::vector<Run>& runs, Rows QueryBuffer::*field, ScalarType scalar,
+  void copy_runs(const std::vector<RowRun>& runs, Rows QueryBuffer::*field, ScalarType scalar,
                  int64_t dim, const at::Tensor& rows) {
-    for (const Run& run : runs)
+    for (const RowRun& run : runs)
       moves_.copy(rows_at(rows, run.row, run.tokens), queries(run, field, scalar, dim));
   }
 
@@ -272,7 +273,7 @@ class VarlenPlayer {
                                         {lse.stride(1), lse.stride(0), 1}, cuda_device_)
                                   .contiguous();
     kept.insert(kept.end(), {lse, by_row});
-    for (const Run& run : played.queries) {
+    for (const RowRun& run : played.queries) {
       moves_.copy(queries(run, &QueryBuffer::lse, accumulator_, 1),
                   rows_at(by_row, run.row, run.tokens));
     }
@@ -280,34 +281,34 @@ class VarlenPlayer {
   void add(const PlayedLaunch& played, const std::array<at::Tensor, 3>& gradients) {
     const auto& [dq, dk, dv] = gradients;
     std::vector<at::Tensor> kept;
-    add_runs(played.queries, dq, played.queries_overlap, kept, [&](const Run& run) {
+    add_runs(played.queries, dq, played.queries_overlap, kept, [&](const RowRun& run) {
       return queries(run, &QueryBuffer::dq, accumulator_, shape_.head_dim_qk);
     });
-    add_runs(played.gradients, dk, played.gradients_overlap, kept, [&](const Run& run) {
+    add_runs(played.launch.gradients, dk, played.gradients_overlap, kept, [&](const RowRun& run) {
       return keys_at(list_.keys[run.buffer].dk, accumulator_, run.from, run.tokens,
                      shape_.head_dim_qk);
     });
-    add_runs(played.gradients, dv, played.gradients_overlap, kept, [&](const Run& run) {
+    add_runs(played.launch.gradients, dv, played.gradients_overlap, kept, [&](const RowRun& run) {
       return keys_at(list_.keys[run.buffer].dv, accumulator_, run.from, run.tokens,
                      shape_.head_dim_v);
     });
     moves_.play();
   }
   template <typename To>
-  void add_runs(const std::vector<Run>& runs, const at::Tensor& gradient, bool overlap,
+  void add_runs(const std::vector<RowRun>& runs, const at::Tensor& gradient, bool overlap,
                 std::vector<at::Tensor>& kept, const To& to) {
     // Runs are added together where they have one type, so several of them are worth a conversion.
     const bool together = runs.size() > 1 && !overlap;
     const at::ScalarType sums = aten_type(accumulator_);
     kept.push_back(together && gradient.scalar_type() != sums ? gradient.to(sums) : gradient);
-    for (const Run& run : runs) {
+    for (const RowRun& run : runs) {
       const at::Tensor rows = rows_at(kept.back(), run.row, run.tokens);
       together ? moves_.add(to(run), rows) : void(to(run).add_(rows));
     }
   }
 
   void fill_rows_without_keys(const Made& made, ScalarType o_type) const {
-    for (const Run& run : made.without_keys) {
+    for (const RowRun& run : made.without_keys) {
       queries(run, &QueryBuffer::o, o_type, shape_.head_dim_v).zero_();
       queries(run, &QueryBuffer::lse, accumulator_, 1)
           .fill_(-std::numeric_limits<double>::infinity());
