@@ -53,13 +53,13 @@ class VarlenPlayer {
   int64_t forward(ScalarType o_type) {
     const Made& made = made_by(kernels::plan_forward_launches);
     fill_rows_without_keys(made, o_type);
-    ScratchTensors scratch(cuda_device_);
+    ScratchTensors scratch;
     Keys gathered;
     std::vector<at::Tensor> q(made.launches.size());
     want_keys(made, gathered, scratch);
     for (size_t i = 0; i < q.size(); ++i)
       want_packed(made.launches[i], &QueryBuffer::q, shape_.head_dim_qk, q[i], scratch);
-    scratch.make();
+    scratch.make(device_);
     gather(made, gathered);
     for (size_t i = 0; i < q.size(); ++i)
       pack(made.launches[i].queries, &QueryBuffer::q, type_, shape_.head_dim_qk, q[i]);
@@ -87,7 +87,7 @@ class VarlenPlayer {
   int64_t backward() {
     const Made& made = made_for_backward();
     const size_t count = made.launches.size();
-    ScratchTensors scratch(cuda_device_);
+    ScratchTensors scratch;
     Keys gathered;
     std::vector<at::Tensor> q(count), lse(count);
     Gradients of_o;
@@ -97,7 +97,7 @@ class VarlenPlayer {
       want_numbers(made.launches[i], lse[i], scratch);
     }
     want_gradients(made, of_o, scratch);
-    scratch.make();
+    scratch.make(device_);
     gather(made, gathered);
     for (size_t i = 0; i < count; ++i) {
       const std::vector<RowRun>& runs = made.launches[i].queries;
