@@ -25,10 +25,9 @@ class FlashOperator final : public VarlenOperator {
  public:
   explicit FlashOperator(double softmax_scale) : softmax_scale_(softmax_scale) {}
 
-  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists& lists,
-                                            const at::Tensor& q, const at::Tensor& k,
-                                            const at::Tensor& v,
+  std::pair<at::Tensor, at::Tensor> forward(const LaunchInput& input,
                                             const at::Tensor& /*place*/) const override {
+    const auto& [launch, lists, q, k, v] = input;
     const Numbers n(launch, lists);
     auto result = at::_flash_attention_forward(
         q, k, v, n.cu_seqlens_q, n.key_starts, n.max_queries, launch.max_keys,
@@ -37,9 +36,9 @@ class FlashOperator final : public VarlenOperator {
     return {std::get<0>(result), std::get<1>(result)};
   }
 
-  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const LaunchLists& lists,
-                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+  std::array<at::Tensor, 3> backward(const LaunchInput& input,
                                      const OutputGradient& of_o) const override {
+    const auto& [launch, lists, q, k, v] = input;
     const Numbers n(launch, lists);
     // The state of a random generator, which is read with a dropout alone: any memory will do.
     if (!no_random_.defined()) no_random_ = at::empty({2}, q.options().dtype(at::kUInt64));
@@ -81,10 +80,9 @@ class EfficientOperator final : public VarlenOperator {
  public:
   explicit EfficientOperator(const Shape& shape) : shape_(shape) {}
 
-  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists&,
-                                            const at::Tensor& q, const at::Tensor& k,
-                                            const at::Tensor& v,
+  std::pair<at::Tensor, at::Tensor> forward(const LaunchInput& input,
                                             const at::Tensor& /*place*/) const override {
+    const auto& [launch, lists, q, k, v] = input;
     const at::Tensor all_o =
         at::empty({q.size(0), shape_.num_heads, shape_.head_dim_v}, q.options());
     const at::Tensor all_lse = at::empty({shape_.num_heads, q.size(0)}, q.options());
@@ -101,9 +99,9 @@ class EfficientOperator final : public VarlenOperator {
     return {all_o, all_lse};
   }
 
-  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const LaunchLists&,
-                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+  std::array<at::Tensor, 3> backward(const LaunchInput& input,
                                      const OutputGradient& of_o) const override {
+    const auto& [launch, lists, q, k, v] = input;
     const at::Tensor all_dq = at::empty(q.sizes(), q.options());
     const at::Tensor all_dk = at::empty(k.sizes(), k.options());
     const at::Tensor all_dv = at::empty(v.sizes(), v.options());
@@ -175,16 +173,13 @@ class MeasuredOperator final : public VarlenOperator {
   int64_t query_tile(const VarlenLaunch& launch) const override {
     return of_backward(launch).query_tile(launch);
   }
-  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists& lists,
-                                            const at::Tensor& q, const at::Tensor& k,
-                                            const at::Tensor& v,
+  std::pair<at::Tensor, at::Tensor> forward(const LaunchInput& input,
                                             const at::Tensor& place) const override {
-    return chosen(measured_.forward, launch.max_queries).forward(launch, lists, q, k, v, place);
+    return chosen(measured_.forward, input.launch.max_queries).forward(input, place);
   }
-  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const LaunchLists& lists,
-                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+  std::array<at::Tensor, 3> backward(const LaunchInput& input,
                                      const OutputGradient& of_o) const override {
-    return of_backward(launch).backward(launch, lists, q, k, v, of_o);
+    return of_backward(input.launch).backward(input, of_o);
   }
 
  private:

@@ -52,10 +52,9 @@ class Flash4Operator final : public VarlenOperator {
 
   LaunchLimits limits() const override { return kernels::kFlash4Limits; }
 
-  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists& lists,
-                                            const at::Tensor& q, const at::Tensor& k,
-                                            const at::Tensor& v,
+  std::pair<at::Tensor, at::Tensor> forward(const LaunchInput& input,
                                             const at::Tensor& place) const override {
+    const auto& [launch, lists, q, k, v] = input;
     at::Tensor o = place, lse;
     ScratchTensors results;
     if (!place.defined())
@@ -75,10 +74,10 @@ class Flash4Operator final : public VarlenOperator {
     return kernels_.tiles(mask_of(launch)).first;
   }
 
-  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const LaunchLists& lists,
-                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+  std::array<at::Tensor, 3> backward(const LaunchInput& input,
                                      const OutputGradient& of_o) const override {
-    const Sums sums(*this, launch, lists, q, k, v, of_o);
+    const auto& [launch, lists, q, k, v] = input;
+    const Sums sums(*this, input, of_o);
     // The kernel reads q and k before the one that was launched before it has ended: that one is
     // Sums' last operator, which writes neither.
     KernelArguments main;
@@ -111,9 +110,9 @@ class Flash4Operator final : public VarlenOperator {
   /// Memory in which backward adds up, in fp32, with each sequence's rows from a block's begin on,
   /// and what it reads of the output likewise. Rows of padding have the probability 0.
   struct Sums {
-    Sums(const Flash4Operator& of, const VarlenLaunch& launch, const LaunchLists& lists,
-         const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OutputGradient& of_o)
-        : mask(mask_of(launch)) {
+    Sums(const Flash4Operator& of, const LaunchInput& input, const OutputGradient& of_o)
+        : mask(mask_of(input.launch)) {
+      const auto& [launch, lists, q, k, v] = input;
       const auto [query_tile, key_tile] = of.kernels_.tiles(mask);
       const int64_t heads = of.shape_.num_heads, key_heads = of.shape_.num_kv_heads,
                     head_dim = of.shape_.head_dim_qk, sequences = launch.sequences();

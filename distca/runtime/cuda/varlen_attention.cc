@@ -18,6 +18,7 @@
 namespace distca {
 namespace {
 
+using kernels::KeyBuffer;
 using kernels::kGathered;
 using kernels::QueryBuffer;
 using kernels::RowRun;
@@ -53,25 +54,23 @@ class VarlenPlayer {
   int64_t forward(ScalarType o_type) {
     const Made& made = made_by(kernels::plan_forward_launches);
     fill_rows_without_keys(made, o_type);
-    ScratchTensors scratch;
-    Keys gathered;
-    std::vector<at::Tensor> q(made.launches.size());
-    want_keys(made, gathered, scratch);
-    for (size_t i = 0; i < q.size(); ++i)
-      want_packed(made.launches[i], &QueryBuffer::q, shape_.head_dim_qk, q[i], scratch);
-    scratch.make(device_);
-    gather(made, gathered);
-    for (size_t i = 0; i < q.size(); ++i)
-      pack(made.launches[i].queries, &QueryBuffer::q, type_, shape_.head_dim_qk, q[i]);
+    const size_t count = made.launches.size();
+    std::vector<at::Tensor> q(count);
+    want_keys(made);
+    for (size_t i = 0; i < count; ++i)
+      want(made.launches[i], &QueryBuffer::q, shape_.head_dim_qk, q[i]);
+    scratch_.make(device_);
+    gather(made);
+    for (size_t i = 0; i < count; ++i)
+      pack(made.launches[i].queries, &QueryBuffer::q, shape_.head_dim_qk, q[i]);
     moves_.play();
     std::vector<at::Tensor> results;  // until they have been put in their places
-    for (size_t i = 0; i < q.size(); ++i) {
+    for (size_t i = 0; i < count; ++i) {
       const PlayedLaunch& played = made.launches[i];
-      const Keys keys = keys_of(played.launch, gathered);
       at::Tensor place;  // where the operator may write O
-      if (o_type == type_ && lie_in_place(played.queries, &QueryBuffer::o))
+      if (o_type == type_ && lie_in_place(played.queries, &QueryBuffer::o, shape_.head_dim_v))
         place = queries(played.queries[0], &QueryBuffer::o, type_, shape_.head_dim_v);
-      const auto [o, lse] = op_.forward(played.launch, played.lists, q[i], keys.k, keys.v, place);
+      const auto [o, lse] = op_.forward(input(played, q[i]), place);
       results.push_back(o);
       for (const RowRun& run : played.queries) {
         if (o.is_same(place)) break;
@@ -87,22 +86,19 @@ class VarlenPlayer {
   int64_t backward() {
     const Made& made = made_for_backward();
     const size_t count = made.launches.size();
-    ScratchTensors scratch;
-    Keys gathered;
     std::vector<at::Tensor> q(count), lse(count);
     Gradients of_o;
-    want_keys(made, gathered, scratch);
+    want_keys(made);
     for (size_t i = 0; i < count; ++i) {
-      want_packed(made.launches[i], &QueryBuffer::q, shape_.head_dim_qk, q[i], scratch);
-      want_numbers(made.launches[i], lse[i], scratch);
+      want(made.launches[i], &QueryBuffer::q, shape_.head_dim_qk, q[i]);
+      want(made.launches[i], &QueryBuffer::lse, 1, lse[i]);
     }
-    want_gradients(made, of_o, scratch);
-    scratch.make(device_);
-    gather(made, gathered);
+    want_gradients(made, of_o);
+    scratch_.make(device_);
+    gather(made);
     for (size_t i = 0; i < count; ++i) {
-      const std::vector<RowRun>& runs = made.launches[i].queries;
-      pack(runs, &QueryBuffer::q, type_, shape_.head_dim_qk, q[i]);
-      if (runs.size() > 1) pack(runs, &QueryBuffer::lse, accumulator_, 1, lse[i]);
+      pack(made.launches[i].queries, &QueryBuffer::q, shape_.head_dim_qk, q[i]);
+      pack(made.launches[i].queries, &QueryBuffer::lse, 1, lse[i]);
     }
     pack_gradients(made, of_o);
     moves_.play();
@@ -110,7 +106,6 @@ class VarlenPlayer {
     int64_t first = 0;  // row of the launch, among those of all
     for (size_t i = 0; i < count; ++i) {
       const PlayedLaunch& played = made.launches[i];
-      const Keys keys = keys_of(played.launch, gathered);
       const int64_t rows = played.launch.query_rows();
       OutputGradient gradient{.d_o = rows_at(of_o.d_o, first, rows),
                               .lse = heads_first(lse[i]).contiguous()};
@@ -119,9 +114,7 @@ class VarlenPlayer {
       } else {
         gradient.o = rows_at(of_o.o, first, rows);
       }
-      const auto gradients =
-          op_.backward(played.launch, played.lists, q[i], keys.k, keys.v, gradient);
-      add(played, gradients);
+      add(played, op_.backward(input(played, q[i]), gradient));
       first += rows;
     }
     return moves_.copied_bytes();
@@ -129,9 +122,6 @@ class VarlenPlayer {
 
  private:
   using Made = TaskLaunches::Made;
-  struct Keys {
-    at::Tensor k, v;
-  };
   /// dO, delta and, if an operator asks for it, O of all launches, one after another.
   struct Gradients {
     at::Tensor d_o, delta, o;
@@ -158,19 +148,14 @@ class VarlenPlayer {
   static bool takes_delta(const PlayedLaunch& played) { return played.lists[3].defined(); }
 
   // --- rows where they lie
-  at::Tensor tensor(const Rows& rows, ScalarType scalar, int64_t from, int64_t tokens,
-                    int64_t heads, int64_t dim) const {
-    return tensor_of(kernels::shifted(rows, scalar, from, 0), scalar, tokens, heads, dim,
-                     cuda_device_);
-  }
   at::Tensor queries(const RowRun& run, Rows QueryBuffer::*field, ScalarType scalar,
                      int64_t dim) const {
-    return tensor(list_.queries[run.buffer].*field, scalar, run.from, run.tokens, shape_.num_heads,
-                  dim);
+    const Rows rows = kernels::shifted(list_.queries[run.buffer].*field, scalar, run.from, 0);
+    return tensor_of(rows, scalar, run.tokens, shape_.num_heads, dim, cuda_device_);
   }
-  at::Tensor keys_at(const Rows& rows, ScalarType scalar, int64_t from, int64_t tokens,
-                     int64_t dim) const {
-    return tensor(rows, scalar, from, tokens, shape_.num_kv_heads, dim);
+  at::Tensor keys(const RowRun& run, Rows KeyBuffer::*field, ScalarType scalar, int64_t dim) const {
+    const Rows rows = kernels::shifted(list_.keys[run.buffer].*field, scalar, run.from, 0);
+    return tensor_of(rows, scalar, run.tokens, shape_.num_kv_heads, dim, cuda_device_);
   }
   /// [H, rows] of [rows, H, 1].
   at::Tensor heads_first(const at::Tensor& numbers) const {
@@ -179,89 +164,87 @@ class VarlenPlayer {
   }
 
   // --- rows that are packed
-  void want_keys(const Made& made, Keys& gathered, ScratchTensors& scratch) const {
+  void want_keys(const Made& made) {
     if (made.gathered.empty()) return;
-    scratch.want(gathered.k, type_, {made.gathered_rows, shape_.num_kv_heads, shape_.head_dim_qk});
-    scratch.want(gathered.v, type_, {made.gathered_rows, shape_.num_kv_heads, shape_.head_dim_v});
+    const int64_t rows = made.gathered_rows, heads = shape_.num_kv_heads;
+    scratch_.want(gathered_k_, aten_type(type_), {rows, heads, shape_.head_dim_qk});
+    scratch_.want(gathered_v_, aten_type(type_), {rows, heads, shape_.head_dim_v});
   }
-  void gather(const Made& made, const Keys& to) {
+  void gather(const Made& made) {
     for (const RowRun& run : made.gathered) {
-      const kernels::KeyBuffer& from = list_.keys[run.buffer];
-      moves_.copy(rows_at(to.k, run.row, run.tokens),
-                  keys_at(from.k, type_, run.from, run.tokens, shape_.head_dim_qk));
-      moves_.copy(rows_at(to.v, run.row, run.tokens),
-                  keys_at(from.v, type_, run.from, run.tokens, shape_.head_dim_v));
+      moves_.copy(rows_at(gathered_k_, run.row, run.tokens),
+                  keys(run, &KeyBuffer::k, type_, shape_.head_dim_qk));
+      moves_.copy(rows_at(gathered_v_, run.row, run.tokens),
+                  keys(run, &KeyBuffer::v, type_, shape_.head_dim_v));
     }
   }
-  Keys keys_of(const VarlenLaunch& launch, const Keys& gathered) const {
-    const auto& [first, end] = launch.key_rows;
+  LaunchInput input(const PlayedLaunch& played, const at::Tensor& q) const {
+    const VarlenLaunch& launch = played.launch;
+    const int64_t first = launch.key_rows.begin, tokens = launch.key_rows.size();
     if (launch.buffer == kGathered)
-      return {rows_at(gathered.k, first, end - first), rows_at(gathered.v, first, end - first)};
-    const kernels::KeyBuffer& buffer = list_.keys[launch.buffer];
-    return {keys_at(buffer.k, type_, first, end - first, shape_.head_dim_qk),
-            keys_at(buffer.v, type_, first, end - first, shape_.head_dim_v)};
+      return {launch, played.lists, q, rows_at(gathered_k_, first, tokens),
+              rows_at(gathered_v_, first, tokens)};
+    const RowRun run{launch.buffer, first, tokens};
+    return {launch, played.lists, q, keys(run, &KeyBuffer::k, type_, shape_.head_dim_qk),
+            keys(run, &KeyBuffer::v, type_, shape_.head_dim_v)};
   }
 
+  // LSE and delta, whose dim is 1, are in the accumulator's type and read one number at a time.
+  ScalarType type_of(int64_t dim) const { return dim == 1 ? accumulator_ : type_; }
   /// Returns true if the rows of a launch can be read where they lie.
-  bool lie_in_place(const std::vector<RowRun>& runs, Rows QueryBuffer::*field) const {
-    return runs.size() == 1 && kernels::loads_aligned(list_.queries[runs[0].buffer].*field, type_);
+  bool lie_in_place(const std::vector<RowRun>& runs, Rows QueryBuffer::*field, int64_t dim) const {
+    if (runs.size() != 1) return false;
+    return dim == 1 || kernels::loads_aligned(list_.queries[runs[0].buffer].*field, type_);
   }
   /// [query rows, H, dim]: in place, or wanted.
-  void want_packed(const PlayedLaunch& played, Rows QueryBuffer::*field, int64_t dim,
-                   at::Tensor& rows, ScratchTensors& scratch) const {
-    if (lie_in_place(played.queries, field)) {
-      rows = queries(played.queries[0], field, type_, dim);
+  void want(const PlayedLaunch& played, Rows QueryBuffer::*field, int64_t dim, at::Tensor& rows) {
+    if (lie_in_place(played.queries, field, dim)) {
+      rows = queries(played.queries[0], field, type_of(dim), dim);
     } else {
-      scratch.want(rows, type_, {played.launch.query_rows(), shape_.num_heads, dim});
+      scratch_.want(rows, aten_type(type_of(dim)),
+                    {played.launch.query_rows(), shape_.num_heads, dim});
     }
   }
-  void want_numbers(const PlayedLaunch& played, at::Tensor& lse, ScratchTensors& scratch) const {
-    if (played.queries.size() == 1) {
-      lse = queries(played.queries[0], &QueryBuffer::lse, accumulator_, 1);
-    } else {
-      scratch.want(lse, accumulator_, {played.launch.query_rows(), shape_.num_heads, 1});
-    }
-  }
-  void want_gradients(const Made& made, Gradients& of_o, ScratchTensors& scratch) const {
+  void want_gradients(const Made& made, Gradients& of_o) {
     int64_t rows = 0;
     for (const PlayedLaunch& played : made.launches) rows += played.launch.query_rows();
     if (rows == 0) return;
-    const std::array<int64_t, 3> sizes = {rows, shape_.num_heads, shape_.head_dim_v};
-    if (!std::ranges::all_of(made.launches, takes_delta)) scratch.want(of_o.o, type_, sizes);
+    const std::vector<int64_t> sizes = {rows, shape_.num_heads, shape_.head_dim_v};
+    if (!std::ranges::all_of(made.launches, takes_delta))
+      scratch_.want(of_o.o, aten_type(type_), sizes);
     if (gradients_lie_in_place(made)) {
       const RowRun& run = made.launches[0].queries[0];
       of_o.d_o = queries(run, &QueryBuffer::d_o, type_, shape_.head_dim_v);
       of_o.delta = queries(run, &QueryBuffer::delta, accumulator_, 1);
       return;
     }
-    scratch.want(of_o.d_o, type_, sizes);
-    scratch.want(of_o.delta, accumulator_, {rows, shape_.num_heads, 1});
+    scratch_.want(of_o.d_o, aten_type(type_), sizes);
+    scratch_.want(of_o.delta, aten_type(accumulator_), {rows, shape_.num_heads, 1});
   }
   bool gradients_lie_in_place(const Made& made) const {
-    return made.launches.size() == 1 && lie_in_place(made.launches[0].queries, &QueryBuffer::d_o);
+    return made.launches.size() == 1 &&
+           lie_in_place(made.launches[0].queries, &QueryBuffer::d_o, shape_.head_dim_v);
   }
   void pack_gradients(const Made& made, const Gradients& of_o) {
     if (gradients_lie_in_place(made)) return;
     int64_t first = 0;
     for (const PlayedLaunch& played : made.launches) {
       const int64_t rows = played.launch.query_rows();
-      copy_runs(played.queries, &QueryBuffer::d_o, type_, shape_.head_dim_v,
+      copy_runs(played.queries, &QueryBuffer::d_o, shape_.head_dim_v,
                 rows_at(of_o.d_o, first, rows));
-      copy_runs(played.queries, &QueryBuffer::delta, accumulator_, 1,
-                rows_at(of_o.delta, first, rows));
+      copy_runs(played.queries, &QueryBuffer::delta, 1, rows_at(of_o.delta, first, rows));
       first += rows;
     }
   }
   /// Unless they lie in place.
-  void pack(const std::vector<RowRun>& runs, Rows QueryBuffer::*field, ScalarType scalar,
-            int64_t dim, const at::Tensor& rows) {
-    if (runs.size() == 1 && scalar == type_ && lie_in_place(runs, field)) return;
-    copy_runs(runs, field, scalar, dim, rows);
+  void pack(const std::vector<RowRun>& runs, Rows QueryBuffer::*field, int64_t dim,
+            const at::Tensor& rows) {
+    if (!lie_in_place(runs, field, dim)) copy_runs(runs, field, dim, rows);
   }
-  void copy_runs(const std::vector<RowRun>& runs, Rows QueryBuffer::*field, ScalarType scalar,
-                 int64_t dim, const at::Tensor& rows) {
+  void copy_runs(const std::vector<RowRun>& runs, Rows QueryBuffer::*field, int64_t dim,
+                 const at::Tensor& rows) {
     for (const RowRun& run : runs)
-      moves_.copy(rows_at(rows, run.row, run.tokens), queries(run, field, scalar, dim));
+      moves_.copy(rows_at(rows, run.row, run.tokens), queries(run, field, type_of(dim), dim));
   }
 
   // --- results
@@ -285,12 +268,10 @@ class VarlenPlayer {
       return queries(run, &QueryBuffer::dq, accumulator_, shape_.head_dim_qk);
     });
     add_runs(played.launch.gradients, dk, played.gradients_overlap, kept, [&](const RowRun& run) {
-      return keys_at(list_.keys[run.buffer].dk, accumulator_, run.from, run.tokens,
-                     shape_.head_dim_qk);
+      return keys(run, &KeyBuffer::dk, accumulator_, shape_.head_dim_qk);
     });
     add_runs(played.launch.gradients, dv, played.gradients_overlap, kept, [&](const RowRun& run) {
-      return keys_at(list_.keys[run.buffer].dv, accumulator_, run.from, run.tokens,
-                     shape_.head_dim_v);
+      return keys(run, &KeyBuffer::dv, accumulator_, shape_.head_dim_v);
     });
     moves_.play();
   }
@@ -327,6 +308,8 @@ class VarlenPlayer {
   TaskLaunches own_launches_;
   TaskLaunches& launches_;
   RowMoves moves_;
+  ScratchTensors scratch_;
+  at::Tensor gathered_k_, gathered_v_;
 };
 
 void varlen_prepare(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
