@@ -46,27 +46,20 @@ const Shape& supported(const Shape& shape, int cuda_device) {
               shape.softcap);
 }
 
-/// Consecutive queries of a document, rows of one buffer.
-struct Queries {
-  const QueryBuffer& buffer;
+/// Consecutive queries or keys of a document, rows of one buffer.
+template <typename Buffer>
+struct DocumentRows {
+  const Buffer& buffer;
   int64_t row;
   Range positions;
   int64_t tokens() const { return positions.size(); }
+  /// The part of the rows that stands at these positions.
+  DocumentRows part(const Range& some) const {
+    return {buffer, row + some.begin - positions.begin, some};
+  }
 };
-
-/// Consecutive keys of a document, rows of one buffer.
-struct Keys {
-  const KeyBuffer& buffer;
-  int64_t row;
-  Range positions;
-  int64_t tokens() const { return positions.size(); }
-};
-
-/// Returns the part of the rows that stands at `positions`.
-template <typename Part>
-Part part_of(const Part& rows, const Range& positions) {
-  return {rows.buffer, rows.row + positions.begin - rows.positions.begin, positions};
-}
+using Queries = DocumentRows<QueryBuffer>;
+using Keys = DocumentRows<KeyBuffer>;
 
 /// The arguments that all tasks of a call share. Tensors of queries are [group, G, tokens, dim]:
 /// query head h = key head * group + index in the group, so that a key head is read by its whole
@@ -163,7 +156,7 @@ void for_key_blocks(const kernels::Mask& mask, const Range& queries, const Keys&
   const Range seen{kernels::visible_keys(mask, queries.begin, all.positions).begin,
                    kernels::visible_keys(mask, queries.end - 1, all.positions).end};
   for (int64_t begin = seen.begin; begin < seen.end; begin += kMatmulBlock) {
-    body(part_of(all, {begin, std::min(begin + kMatmulBlock, seen.end)}));
+    body(all.part({begin, std::min(begin + kMatmulBlock, seen.end)}));
   }
 }
 
@@ -171,7 +164,7 @@ template <typename Body>
 void for_query_blocks(const Queries& all, Body body) {
   const auto& [first, end] = all.positions;
   for (int64_t begin = first; begin < end; begin += kMatmulBlock) {
-    body(part_of(all, {begin, std::min(begin + kMatmulBlock, end)}));
+    body(all.part({begin, std::min(begin + kMatmulBlock, end)}));
   }
 }
 
@@ -312,8 +305,8 @@ void flash_forward(const Call& call, ScalarType o_type, const kernels::Task& tas
   const std::vector<MaskPart> parts =
       kernels::cut_mask(task.mask, all.positions, task.keys, kWindowQueries);
   const auto result_of = [&](const MaskPart& part) {
-    const Queries queries = part_of(all, part.queries);
-    const Keys keys = part_of(call.keys(task.keys[part.range]), part.keys);
+    const Queries queries = all.part(part.queries);
+    const Keys keys = call.keys(task.keys[part.range]).part(part.keys);
     if (part.kind == MaskPartKind::kPartial) {
       return matmul_block(call, task.mask, queries, {&keys, 1});
     }
@@ -371,8 +364,8 @@ void flash_backward(const Call& call, const kernels::Task& task) {
                              shifted(all.buffer.delta, call.accumulator, all.row, 0), all_o);
   for (const MaskPart& part :
        kernels::cut_mask(task.mask, all.positions, task.keys, kWindowQueries)) {
-    const Queries queries = part_of(all, part.queries);
-    const Keys keys = part_of(call.keys(task.keys[part.range]), part.keys);
+    const Queries queries = all.part(part.queries);
+    const Keys keys = call.keys(task.keys[part.range]).part(part.keys);
     if (part.kind == MaskPartKind::kPartial) {
       matmul_backward(call, task.mask, queries, {&keys, 1});
     } else {
