@@ -138,7 +138,7 @@ class Layer {
 
   HomeRows home;
   const double softmax_scale;
-  at::Tensor dq, dk, dv;  // once waited for in backward
+  QkvGradients gradients;  // once waited for in backward
 
   const std::shared_ptr<RankPlan>& plan() const { return plan_; }
   const CoreAttention::Engine* engine() const { return engine_.get(); }
@@ -280,8 +280,8 @@ void Layer::wait() {
   buffers_ = {};
   buffers_[static_cast<size_t>(BufferRole::kQkvIn)] = std::move(kept);
   if (pass_ == Pass::kBackward) {
-    engine_->parts.take_gradients(home, &dq, &dk, &dv);
-    if (softmax_scale < 0) dq.neg_();
+    gradients = engine_->parts.take_gradients(home);
+    if (softmax_scale < 0) std::get<0>(gradients).neg_();
     home = {};
   }
   done_ = true;
@@ -440,7 +440,7 @@ void Forward::drop_inputs() {
 void Backward::compute() { layer_->compute(); }
 std::tuple<at::Tensor, at::Tensor, at::Tensor> Backward::wait() {
   layer_->wait();
-  return {layer_->dq, layer_->dk, layer_->dv};
+  return layer_->gradients;
 }
 
 }  // namespace distca::api

@@ -103,7 +103,7 @@ class LayerAttention {
   void compute(const LayerPass& layer, KernelTasks& tasks);
 
   /// Gives the gradients in the compute type. Backward must be complete.
-  void take_gradients(HomeRows& home, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv) const;
+  QkvGradients take_gradients(HomeRows& home) const;
 
   const ExchangeBytes& bytes() const { return bytes_; }
 

@@ -156,13 +156,13 @@ const at::Tensor& StepAttention::o(int nano_batch, int layer) const {
   return home.o;
 }
 
-void StepAttention::take_gradients(int nano_batch, int layer, at::Tensor* dq, at::Tensor* dk,
-                                   at::Tensor* dv) {
+QkvGradients StepAttention::take_gradients(int nano_batch, int layer) {
   HomeRows& home = state_->home(nano_batch, layer);
   DISTCA_CHECK(home.is_complete(Pass::kBackward),
                "gradients of layer {} of nano-batch {} are not complete", layer, nano_batch);
-  state_->parts.take_gradients(home, dq, dk, dv);
+  QkvGradients gradients = state_->parts.take_gradients(home);
   drop(nano_batch, layer);
+  return gradients;
 }
 
 void StepAttention::drop(int nano_batch, int layer) { state_->home(nano_batch, layer) = {}; }
