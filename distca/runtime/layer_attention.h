@@ -38,7 +38,7 @@ struct HomeRows {
 /// How far one pass of one layer step of an exchange has come.
 struct LayerState {
   size_t tasks_done = 0;
-  size_t returned_done = 0;          // of the tasks whose queries were received
+  size_t returned_done = 0;          // tasks among these whose queries were received
   bool sums_cleared = false;         // where gradients are summed that are returned
   bool landed = false;               // true if everything that comes home has arrived
   std::span<std::byte> arrived;      // where that lies
