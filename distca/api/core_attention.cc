@@ -82,19 +82,9 @@ KernelRequest kernel_request(const Shape& shape, const CoreAttentionOptions& opt
 
 constexpr size_t kRememberedPlans = 8;  // layers under way keep theirs in addition
 
-/// In errors.
-const char* name_of(Content content) {
-  switch (content) {
-    case Content::kQkv:
-      return "Q, K, V of forward";
-    case Content::kO:
-      return "O of forward";
-    case Content::kDO:
-      return "dO of backward";
-    default:
-      return "gradients of backward";
-  }
-}
+// [Content] In errors.
+constexpr std::array kContentNames{"Q, K, V of forward", "O of forward", "dO of backward",
+                                   "gradients of backward"};
 
 }  // namespace
 
@@ -156,6 +146,7 @@ class Layer {
   std::shared_ptr<CoreAttention::Engine> engine_;
   std::shared_ptr<RankPlan> plan_;
   const Pass pass_;
+  const Content result_ = pass_ == Pass::kForward ? Content::kO : Content::kGradient;
   const uint32_t call_;
   const int exceptions_ = std::uncaught_exceptions();
   LayerState layer_state_;
@@ -173,22 +164,15 @@ Layer::Layer(std::shared_ptr<CoreAttention::Engine> engine, std::shared_ptr<Rank
       plan_(std::move(plan)),
       pass_(pass),
       call_(engine_->sequence->calls++) {
-  const AttentionExchange& exchange = plan_->exchange;
   const bool forward = pass_ == Pass::kForward;
-  const Content result = forward ? Content::kO : Content::kGradient;
-  reserve(forward ? BufferRole::kOIn : BufferRole::kGradientIn, exchange.servers(result));
+  const Content sent = forward ? Content::kQkv : Content::kDO;
+  reserve(received_into(result_), plan_->exchange.received(result_));
   // First, so that servers know of it before this rank's messages fill the wire.
-  if (!engine_->comm.ends_in_order()) from_servers_ = issue(result, Directions::kReceives);
-  if (forward) {
-    reserve(BufferRole::kQkvOut, exchange.servers(Content::kQkv));
-    reserve(BufferRole::kQkvIn, exchange.homes(Content::kQkv));
-    to_servers_ = issue(Content::kQkv, Directions::kBoth);
-  } else {
-    buffers_[static_cast<size_t>(BufferRole::kQkvIn)] = std::move(received_qkv);
-    reserve(BufferRole::kDOOut, exchange.servers(Content::kDO));
-    reserve(BufferRole::kDOIn, exchange.homes(Content::kDO));
-    to_servers_ = issue(Content::kDO, Directions::kBoth);
-  }
+  if (!engine_->comm.ends_in_order()) from_servers_ = issue(result_, Directions::kReceives);
+  if (!forward) buffers_[static_cast<size_t>(BufferRole::kQkvIn)] = std::move(received_qkv);
+  reserve(sent_from(sent), plan_->exchange.sent(sent));
+  reserve(received_into(sent), plan_->exchange.received(sent));
+  to_servers_ = issue(sent, Directions::kBoth);
   engine_->sequence->to_compute.push_back(this);
 }
 
@@ -228,8 +212,8 @@ std::unique_ptr<PendingExchange> Layer::issue(Content content, Directions direct
   const uint32_t tag = (2 * call_ + (goes_home(content) ? 1 : 0)) % kExchangeTags;
   if (directions != Directions::kReceives)
     engine_->sequence->sent_bytes += plan_->exchange.sent(content).bytes;
-  return engine_->parts.issue(layer, content, tag, fmt::format("{} {}", name_of(content), call_),
-                              directions);
+  const char* const name = kContentNames.at(static_cast<size_t>(content));
+  return engine_->parts.issue(layer, content, tag, fmt::format("{} {}", name, call_), directions);
 }
 
 /// This layer's and those that were called before it: another rank may wait for theirs.
@@ -246,11 +230,9 @@ void Layer::compute_tasks() {
   const PlainTensors plain;
   engine_->kernel.set_softmax_scale(std::abs(softmax_scale));
   const AttentionExchange& exchange = plan_->exchange;
-  const bool forward = pass_ == Pass::kForward;
-  const Content result = forward ? Content::kO : Content::kGradient;
-  if (exchange.converts_gradients() && !forward)
+  if (exchange.converts_gradients() && pass_ == Pass::kBackward)
     reserve(BufferRole::kAccumulators, exchange.homes(Content::kAccumulator));
-  reserve(forward ? BufferRole::kOOut : BufferRole::kGradientOut, exchange.homes(result));
+  reserve(sent_from(result_), exchange.sent(result_));
   // Where exchanges end in order, no receive may stand before what its server waits for.
   const bool in_order = engine_->comm.ends_in_order();
   bool serves = false;
@@ -258,10 +240,10 @@ void Layer::compute_tasks() {
     if (tasks.reads_received && to_servers_) to_servers_->wait_received();
     engine_->parts.compute(pass(), tasks);
     if (!tasks.reads_received) continue;
-    to_homes_ = issue(result, in_order ? Directions::kBoth : Directions::kSends);
+    to_homes_ = issue(result_, in_order ? Directions::kBoth : Directions::kSends);
     serves = true;
   }
-  if (in_order && !serves) to_homes_ = issue(result, Directions::kReceives);
+  if (in_order && !serves) to_homes_ = issue(result_, Directions::kReceives);
 }
 
 void Layer::wait() {

@@ -22,9 +22,6 @@ constexpr std::array kSentFrom{BufferRole::kQkvOut, BufferRole::kOOut, BufferRol
 constexpr std::array kReceivedInto{BufferRole::kQkvIn, BufferRole::kOIn, BufferRole::kDOIn,
                                    BufferRole::kGradientIn};
 
-BufferRole sent_from(Content content) { return kSentFrom.at(static_cast<size_t>(content)); }
-BufferRole received_into(Content content) { return kReceivedInto.at(static_cast<size_t>(content)); }
-
 /// Pieces of `flat`, one after another, in the sizes of Q, K and V.
 QkvGradients pieces_like(const HomeRows& home, const at::Tensor& flat) {
   const auto sizes = [](const at::Tensor& tensor) {
@@ -36,6 +33,9 @@ QkvGradients pieces_like(const HomeRows& home, const at::Tensor& flat) {
 }
 
 }  // namespace
+
+BufferRole sent_from(Content content) { return kSentFrom.at(static_cast<size_t>(content)); }
+BufferRole received_into(Content content) { return kReceivedInto.at(static_cast<size_t>(content)); }
 
 LayerAttention::LayerAttention(AttentionKernel& kernel, Communicator& comm,
                                const TensorPlace& tensor)

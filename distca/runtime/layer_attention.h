@@ -56,6 +56,10 @@ struct KernelTasks : TaskLists {
 };
 KernelTasks kernel_tasks(const AttentionExchange& exchange, std::span<const TaskPiece> pieces);
 
+// The buffers that the messages of a content are sent from and received into.
+BufferRole sent_from(Content content);
+BufferRole received_into(Content content);
+
 /// The messages of an exchange that are issued: sends, receives or both.
 enum class Directions { kBoth, kSends, kReceives };
 
