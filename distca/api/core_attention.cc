@@ -337,6 +337,15 @@ std::array<at::Tensor, 3> CoreAttention::Engine::qkv(int64_t tokens, double soft
           rows("v", v, tokens, shape.num_kv_heads, shape.head_dim_v)};
 }
 
+std::vector<std::string> kernel_names() { return distca::kernel_names(); }
+
+std::string compiled_kernels_folder(int64_t head_dim, std::string dtype,
+                                    int64_t heads_of_a_key_head) {
+  const std::optional<ScalarType> type = scalar_type(dtype);
+  DISTCA_THROW_IF(!type, ErrorKind::kUsage, "dtype = {}: no type of numbers", dtype);
+  return distca::compiled_kernels_folder(head_dim, *type, heads_of_a_key_head);
+}
+
 CoreAttention::CoreAttention(Communicator& comm, const Shape& shape,
                              const CoreAttentionOptions& options)
     : engine_(std::make_shared<Engine>(std::make_shared<CallSequence>(comm), shape, options)) {}
