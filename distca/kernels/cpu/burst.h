@@ -41,7 +41,7 @@ float run_burst(float factor, float term) {
     }
   }
   Vector total = Simd::zero();
-  for (const Vector& sum : sums) total = Simd::add(total, sum);
+  for (const Vector& sum : sums) total = total + sum;
   float lanes[Simd::kLanes];
   Simd::store(lanes, total);
   return lanes[0];

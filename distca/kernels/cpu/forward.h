@@ -247,7 +247,7 @@ void finish_panel(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
         if (i < left && tile.started[panel]) {
           square[i] = Simd::load(o + (e + i) * kWidth + v * kLanes);
         }
-        square[i] = Simd::add(Simd::multiply(square[i], factor), Simd::zero());
+        square[i] = square[i] * factor + Simd::zero();
       }
       Simd::transpose(square);
 #pragma GCC unroll 16

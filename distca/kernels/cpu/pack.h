@@ -193,7 +193,7 @@ inline auto copy_all_rows(const Load& load, int count, int words, Word* to, int 
   }
   if constexpr (kCheck) {
     float lanes[Simd::kLanes];
-    Simd::store(lanes, Simd::add(Simd::add(check[0], check[1]), Simd::add(check[2], check[3])));
+    Simd::store(lanes, (check[0] + check[1]) + (check[2] + check[3]));
     float sum = 0;
     for (const float lane : lanes) sum += lane;
     return sum == 0;

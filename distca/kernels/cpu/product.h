@@ -42,7 +42,7 @@ inline __attribute__((always_inline)) void product_step(const Word* a, const Wor
       } else {
         sum[m][v] = Simd::load(c + m * kStrideC + v * kLanes);
         if constexpr (kStart == Start::kRescale) {
-          sum[m][v] = Simd::multiply(sum[m][v], Simd::load(factor + v * kLanes));
+          sum[m][v] = sum[m][v] * Simd::load(factor + v * kLanes);
         }
       }
     }

@@ -12,7 +12,7 @@
 namespace distca::kernels {
 namespace {
 
-/// Operations on vectors of fp32 numbers.
+/// Operations on vectors of fp32 numbers, besides + - * / of the compiler.
 struct Avx512 {
   using Vector = __m512;
   using Integers = __m512i;
@@ -26,10 +26,6 @@ struct Avx512 {
   static Vector set(float x) { return _mm512_set1_ps(x); }
   static Vector load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Vector x) { _mm512_storeu_ps(p, x); }
-  static Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
-  static Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
-  static Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
-  static Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
   /// Returns `b` if either is NaN.
   static Vector max(Vector a, Vector b) { return _mm512_max_ps(a, b); }
   static Vector min(Vector a, Vector b) { return _mm512_min_ps(a, b); }

@@ -10,7 +10,7 @@
 namespace distca::kernels {
 namespace {
 
-/// Operations on vectors of fp32 numbers.
+/// Operations on vectors of fp32 numbers, besides + - * / of the compiler.
 struct Portable {
   typedef float Vector __attribute__((vector_size(16)));
   typedef int32_t Integers __attribute__((vector_size(16)));
@@ -28,10 +28,6 @@ struct Portable {
   static Vector set(float x) { return Vector{x, x, x, x}; }
   static Vector load(const float* p) { return *reinterpret_cast<const UnalignedVector*>(p); }
   static void store(float* p, Vector x) { *reinterpret_cast<UnalignedVector*>(p) = x; }
-  static Vector add(Vector a, Vector b) { return a + b; }
-  static Vector subtract(Vector a, Vector b) { return a - b; }
-  static Vector multiply(Vector a, Vector b) { return a * b; }
-  static Vector divide(Vector a, Vector b) { return a / b; }
   /// Returns `b` if either is NaN.
   static Vector max(Vector a, Vector b) { return a > b ? a : b; }
   static Vector min(Vector a, Vector b) { return a < b ? a : b; }
