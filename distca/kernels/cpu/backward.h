@@ -97,17 +97,17 @@ void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int place, int 
 #pragma GCC unroll 2
         for (int k = 0; k < kKeys; ++k) {
           const int i = (key + k) * kRowStride + at / 2;
-          Simd::store_words(p_words + i, Simd::neighbours(p[k][0], p[k][1]));
-          Simd::store_words(ds_words + i, Simd::neighbours(ds[k][0], ds[k][1]));
+          Simd::store(p_words + i, Simd::neighbours(p[k][0], p[k][1]));
+          Simd::store(ds_words + i, Simd::neighbours(ds[k][0], ds[k][1]));
         }
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) {
-          Simd::store_words(ds_lanes + key / 2 * kLaneStride + at + v * kLanes,
-                            Simd::pair(ds[0][v], ds[1][v]));
+          Simd::store(ds_lanes + key / 2 * kLaneStride + at + v * kLanes,
+                      Simd::pair(ds[0][v], ds[1][v]));
         }
       } else {
-        Simd::store_words(p_words + key * kRowStride + at, p[0][0]);
-        Simd::store_words(ds_words + key * kRowStride + at, ds[0][0]);
+        Simd::store(p_words + key * kRowStride + at, p[0][0]);
+        Simd::store(ds_words + key * kRowStride + at, ds[0][0]);
       }
     }
   }

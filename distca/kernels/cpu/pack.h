@@ -167,7 +167,7 @@ inline __attribute__((always_inline)) void copy_rows(const Load& load, int words
     for (int i = 0; i < kRows; ++i) {
       const auto x = load(i, w, count);
       if constexpr (kCheck) check[i] = Simd::multiply_word(&zero, x, check[i]);
-      Simd::store_words(to + i * stride + w, x);
+      Simd::store(to + i * stride + w, x);
     }
   };
   int w = 0;
@@ -242,12 +242,12 @@ inline void pack_transposed(RowAddresses rows, int count, int dim, Word* to, int
       Word* row = to + w * width + r;
       if (left == kLanes) {
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) Simd::store_words(row + i * width, square[i]);
+        for (int i = 0; i < kLanes; ++i) Simd::store(row + i * width, square[i]);
       } else {
         float words_out[kLanes * kLanes];
         for (int i = 0; i < kLanes; ++i) Simd::store(words_out + i * kLanes, square[i]);
         for (int i = 0; i < left; ++i) {
-          Simd::store_words(row + i * width, Simd::load(words_out + i * kLanes));
+          Simd::store(row + i * width, Simd::load(words_out + i * kLanes));
         }
       }
     }

@@ -51,7 +51,7 @@ inline __attribute__((always_inline)) void product_step(const Word* a, const Wor
   for (int k = 0; k < words; ++k) {
     Vector operand[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) operand[v] = Simd::load_words(b + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) operand[v] = Simd::load(b + v * kLanes);
 #pragma GCC unroll 32
     for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4

@@ -27,8 +27,9 @@ struct Avx2 {
 
   static Vector zero() { return _mm256_setzero_ps(); }
   static Vector set(float x) { return _mm256_set1_ps(x); }
-  static Vector load(const float* p) { return _mm256_loadu_ps(p); }
-  static void store(float* p, Vector x) { _mm256_storeu_ps(p, x); }
+  // Numbers or words.
+  static Vector load(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
+  static void store(void* p, Vector x) { _mm256_storeu_ps(static_cast<float*>(p), x); }
   /// Returns `b` if either is NaN.
   static Vector max(Vector a, Vector b) { return _mm256_max_ps(a, b); }
   static Vector min(Vector a, Vector b) { return _mm256_min_ps(a, b); }
@@ -46,14 +47,10 @@ struct Avx2 {
     return x * _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
   }
 
-  static Vector load_words(const Word* p) {
-    return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
-  }
-  static void store_words(Word* p, Vector x) { _mm256_storeu_ps(reinterpret_cast<float*>(p), x); }
   /// Loads the first `count` words, 1 to kLanes, and zeros for the rest. Reads no other memory.
-  static Vector load_first(const Word* p, int count) {
-    if (count == kLanes) return load_words(p);
-    return _mm256_maskload_ps(reinterpret_cast<const float*>(p), first_lanes(count));
+  static Vector load_first(const void* p, int count) {
+    if (count == kLanes) return load(p);
+    return _mm256_maskload_ps(static_cast<const float*>(p), first_lanes(count));
   }
   /// Stores the first `count` numbers.
   static void store_first(float* p, int count, Vector x) {
