@@ -115,9 +115,4 @@ void TaskLaunches::Made::follow(const at::Device& device) const {
   if (brought) distca::follow(current_stream(device), brought);
 }
 
-TaskLaunches::TaskLaunches() = default;
-TaskLaunches::~TaskLaunches() = default;
-TaskLaunches::TaskLaunches(TaskLaunches&&) noexcept = default;
-TaskLaunches& TaskLaunches::operator=(TaskLaunches&&) noexcept = default;
-
 }  // namespace distca

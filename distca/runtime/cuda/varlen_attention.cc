@@ -130,10 +130,10 @@ class VarlenPlayer {
   template <typename Plan>
   const Made& made_by(const Plan& plan, const QueryTile& query_tile = nullptr) {
     std::vector<bool> aligned = kernels::aligned_keys(type_, list_);
-    std::unique_ptr<Made>& made = launches_.made_;
+    std::shared_ptr<const Made>& made = launches_.made_;
     if (!made || made->aligned != aligned) {
-      made = std::make_unique<Made>(list_, plan(type_, list_, op_.limits()), std::move(aligned),
-                                    query_tile, device_);
+      made = std::make_shared<const Made>(list_, plan(type_, list_, op_.limits()),
+                                          std::move(aligned), query_tile, device_);
       ++launches_.times_made_;
     } else {
       made->follow(device_);
