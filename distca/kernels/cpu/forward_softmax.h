@@ -138,12 +138,11 @@ void find_top(ForwardTile<Simd>& tile, int panel, int keys) {
       chain[v] = Simd::max(Simd::load(scores + j * kWidth + v * kLanes), chain[v]);
     }
   }
-  Vector top[kVectors];
   for (int v = 0; v < kVectors; ++v) {
-    top[v] = chain[v];
-    for (int i = 1; i < kChains; ++i) top[v] = Simd::max(chain[i * kVectors + v], top[v]);
+    Vector top = chain[v];
+    for (int i = 1; i < kChains; ++i) top = Simd::max(chain[i * kVectors + v], top);
+    Simd::store(tile.top + v * kLanes, top);
   }
-  for (int v = 0; v < kVectors; ++v) Simd::store(tile.top + v * kLanes, top[v]);
 }
 
 /// Turns the scores of `keys` keys into probabilities under the new maximum `tile.top`, in place.
