@@ -65,16 +65,14 @@ using Keys = DocumentRows<KeyBuffer>;
 /// query head h = key head * group + index in the group, so that a key head is read by its whole
 /// group through a stride of 0.
 struct Call {
-  Call(const Shape& call_shape, ScalarType call_type, const TaskList& call_list, int cuda_device)
-      : shape(supported(call_shape, cuda_device)),
-        type(call_type),
-        list(call_list),
-        accumulator(kernels::accumulator_type(call_type)),
-        group(call_shape.num_heads / call_shape.num_kv_heads),
-        device(aten_device(cuda_device)),
-        device_guard(device) {
-    settle_vector_functions();
-  }
+  Shape shape;
+  ScalarType type;
+  const TaskList& list;
+  at::Device device;
+  ScalarType accumulator = kernels::accumulator_type(type);
+  int64_t group = shape.num_heads / shape.num_kv_heads;
+  c10::InferenceMode no_autograd{};
+  c10::DeviceGuard device_guard{device};
 
   at::TensorOptions options(ScalarType scalar) const {
     return at::TensorOptions(device).dtype(aten_type(scalar));
@@ -113,15 +111,6 @@ struct Call {
         .unsqueeze(0)
         .expand({group, shape.num_kv_heads, keys.tokens(), dim});
   }
-
-  Shape shape;
-  ScalarType type;
-  const TaskList& list;
-  ScalarType accumulator;
-  int64_t group;
-  at::Device device;
-  c10::InferenceMode no_autograd;
-  c10::DeviceGuard device_guard;
 };
 
 // --- matmul path ---------------------------------------------------------------------------------
@@ -382,7 +371,8 @@ bool flash_applies(const Shape& shape) {
 void forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
              int cuda_device, bool flash) {
   kernels::check_forward(shape, type, o_type, list);
-  const Call call(shape, type, list, cuda_device);
+  settle_vector_functions();
+  const Call call{supported(shape, cuda_device), type, list, aten_device(cuda_device)};
   for (const kernels::Task& task : list.tasks) {
     if (task.q_tokens > 0) (flash ? flash_forward : matmul_forward)(call, o_type, task);
   }
@@ -391,7 +381,8 @@ void forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskL
 void backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
               bool flash) {
   kernels::check_backward(shape, list);
-  const Call call(shape, type, list, cuda_device);
+  settle_vector_functions();
+  const Call call{supported(shape, cuda_device), type, list, aten_device(cuda_device)};
   for (const kernels::Task& task : list.tasks) {
     if (task.q_tokens == 0) continue;
     if (flash) {
