@@ -149,13 +149,6 @@ inline typename Simd::Vector load_row_words(const void* row, int word, int count
   }
 }
 
-/// Numbers [at, at + count) of two rows as pairs, with the first row in the low halves.
-template <class Simd>
-inline typename Simd::Vector load_pair_words(RowAddresses rows, int at, int count) {
-  return Simd::pair_first(static_cast<const uint16_t*>(rows[0]) + at,
-                          static_cast<const uint16_t*>(rows[1]) + at, count);
-}
-
 /// Writes kRows rows of `words` words, which come from load(row, word, count). With kCheck, adds
 /// 0 * word of all words to `check`, one sum for each row.
 template <class Simd, int kRows, bool kCheck, class Load>
@@ -218,10 +211,11 @@ inline auto pack_summed_rows(RowAddresses rows, int count, int dim, Word* to, in
   if constexpr (!Simd::kPairs) {
     return pack_rows<Simd, Number, kCheck>(rows, count, dim, to, stride);
   } else {
-    return copy_all_rows<Simd, kCheck>(
-        [&](int r, int w, int n)
-            __attribute__((always_inline)) { return load_pair_words<Simd>(rows + 2 * r, w, n); },
-        count / 2, dim, to, stride);
+    const auto load = [&](int r, int w, int n) __attribute__((always_inline)) {
+      const auto* const first = static_cast<const uint16_t*>(rows[2 * r]);
+      return Simd::pair_first(first + w, static_cast<const uint16_t*>(rows[2 * r + 1]) + w, n);
+    };
+    return copy_all_rows<Simd, kCheck>(load, count / 2, dim, to, stride);
   }
 }
 
