@@ -119,6 +119,9 @@ struct VarlenLaunch {
 
   int64_t sequences() const { return static_cast<int64_t>(keys_used.size()); }
   int64_t query_rows() const { return cu_seqlens_q.back(); }
+  // Rows of a sequence, as cu_seqlens_q and key_starts count them.
+  Range queries_of(int64_t b) const { return {cu_seqlens_q[b], cu_seqlens_q[b + 1]}; }
+  Range keys_of(int64_t b) const { return {key_starts[b], key_starts[b] + keys_used[b]}; }
 };
 
 /// The rows of a launch's pieces in the query buffers; those that adjoin in a buffer are one run.

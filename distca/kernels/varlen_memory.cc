@@ -23,18 +23,11 @@ struct RowMemory {
   int64_t number;  // LSE or delta
 };
 
-/// Queries and keys of one of a launch's sequences.
-struct SequenceRows {
-  SequenceRows(const VarlenLaunch& launch, int64_t b)
-      : queries(launch.cu_seqlens_q[b + 1] - launch.cu_seqlens_q[b]), keys(launch.keys_used[b]) {}
-  int64_t queries, keys;
-};
-
 /// O and LSE of the sequence that has the most, before they are put among those of all.
 int64_t efficient_forward_memory(const RowMemory& row, const VarlenLaunch& launch) {
   int64_t most = 0;
   for (int64_t b = 0; b < launch.sequences(); ++b)
-    most = std::max(most, SequenceRows(launch, b).queries * (row.o + row.number));
+    most = std::max(most, launch.queries_of(b).size() * (row.o + row.number));
   return most;
 }
 
@@ -102,11 +95,11 @@ int64_t efficient_backward_memory(const Shape& shape, const VarlenLaunch& launch
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   int64_t most = 0;
   for (int64_t b = 0; b < launch.sequences(); ++b) {
-    const SequenceRows rows(launch, b);
-    if (rows.queries == 0) continue;
+    const int64_t queries = launch.queries_of(b).size();
+    if (queries == 0) continue;
     // O, dO x O, its sums, LSE by tiles, dQ; then dK and dV of every query head, and their sums.
-    most = std::max(most, rows.queries * (2 * row.o + 2 * row.number + row.q) +
-                              rows.keys * row.kv * (group + 1));
+    most = std::max(most, queries * (2 * row.o + 2 * row.number + row.q) +
+                              launch.keys_of(b).size() * row.kv * (group + 1));
   }
   return launch.query_rows() * row.q + launch.key_rows.size() * row.kv + most;
 }
