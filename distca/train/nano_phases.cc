@@ -109,7 +109,7 @@ void NanoPhases::post_attention_backward(int layer, bool leaves_weights) {
 void NanoPhases::pre_attention_backward(int layer, bool leaves_weights) {
   Layer& l = layers_[layer];
   at::Tensor dq, dk, dv;
-  attention_.take_gradients(nano_batch_, layer, &dq, &dk, &dv);
+  std::tie(dq, dk, dv) = attention_.take_gradients(nano_batch_, layer);
   chunks_.for_each([&](int64_t begin, int64_t count) {
     const at::Tensor x = l.x.narrow(0, begin, count);
     const std::shared_ptr<const Llama::Rope> rope = rope_of(begin, count);

@@ -180,7 +180,7 @@ void TensorNanoPhases::out_projection_backward(const Op& op) {
 void TensorNanoPhases::pre_attention_backward(const Op& op) {
   Layer& l = layers_[op.layer];
   at::Tensor dq, dk, dv;
-  attention_.take_gradients(nano_batch_, op.layer, &dq, &dk, &dv);
+  std::tie(dq, dk, dv) = attention_.take_gradients(nano_batch_, op.layer);
   const at::Tensor h = messages_.rows(op, /*second=*/true), parts = messages_.parts(op);
   chunks_.for_each([&](int64_t begin, int64_t count) {
     const std::shared_ptr<Llama::PreAttention> kept =

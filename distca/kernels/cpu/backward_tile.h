@@ -87,7 +87,7 @@ class BackwardTile {
       Simd::store(to, Simd::multiply_add(x, Simd::set(scale), Simd::load(to)));
       return;
     }
-    const Vector before = Simd::load_first(reinterpret_cast<const Word*>(to), count);
+    const Vector before = Simd::load_first(to, count);
     Simd::store_first(to, count, Simd::multiply_add(x, Simd::set(scale), before));
   }
 
@@ -96,7 +96,7 @@ class BackwardTile {
     constexpr int kWidth = Simd::kProductVectors * kLanes;
     for (int at = 0; at < kPanelRows; at += kWidth) {
       product<Simd, Simd::kProductVectors, kStrideM, kStrideK, kStrideC, kStart>(
-          rows, a, b + at, b_stride, c + at, words, nullptr, FetchStep{&fetch_});
+          rows, a, b + at, b_stride, c + at, words, nullptr, fetch_);
     }
   }
 

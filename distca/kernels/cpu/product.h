@@ -42,7 +42,7 @@ inline __attribute__((always_inline)) void product_step(const Word* a, const Wor
       } else {
         sum[m][v] = Simd::load(c + m * kStrideC + v * kLanes);
         if constexpr (kStart == Start::kRescale) {
-          sum[m][v] = Simd::multiply(sum[m][v], Simd::load(factor + v * kLanes));
+          sum[m][v] = sum[m][v] * Simd::load(factor + v * kLanes);
         }
       }
     }
@@ -51,7 +51,7 @@ inline __attribute__((always_inline)) void product_step(const Word* a, const Wor
   for (int k = 0; k < words; ++k) {
     Vector operand[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) operand[v] = Simd::load_words(b + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) operand[v] = Simd::load(b + v * kLanes);
 #pragma GCC unroll 32
     for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4
@@ -95,21 +95,17 @@ inline __attribute__((always_inline)) void product_rest(int rows, const Word* a,
   }
 }
 
-/// A step that does nothing.
-struct NoStep {
-  void operator()() const {}
-};
-
 /// A product with any number of rows: steps of kProductRows rows, then the rest. C has kVectors x
-/// kLanes columns. `step` is called before each step, for work that may run during the arithmetic.
+/// kLanes columns. fetch.step() is called before each step, so that it asks for memory during the
+/// arithmetic.
 template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
-          bool kTop = false, class Step = NoStep>
+          bool kTop = false, class Fetching>
 __attribute__((noinline)) void product(int rows, const Word* a, const Word* b, int b_stride,
-                                       float* c, int words, const float* factor = nullptr,
-                                       Step step = {}, float* top = nullptr) {
+                                       float* c, int words, const float* factor, Fetching& fetch,
+                                       float* top = nullptr) {
   constexpr int kStep = Simd::kProductRows;
   for (; rows >= kStep; rows -= kStep) {
-    step();
+    fetch.step();
     product_step<Simd, kStep, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
         a, b, b_stride, c, words, factor, top);
     a += kStep * kStrideM;
