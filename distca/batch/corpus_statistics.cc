@@ -45,7 +45,7 @@ bool for_each_piece(const IndexedDataset& dataset,
     for (int64_t offset = 0; offset < length; offset += static_cast<int64_t>(buffer.size())) {
       const int64_t count = std::min<int64_t>(length - offset, static_cast<int64_t>(buffer.size()));
       const std::span<int32_t> piece = std::span(buffer).first(static_cast<size_t>(count));
-      if (dataset.read(document, offset, piece, IndexedDataset::kAnyVocabulary)) return false;
+      if (dataset.read(document, offset, piece)) return false;
       f(piece, offset == 0);
     }
   }

@@ -107,11 +107,6 @@ int64_t DataBlend::set_of(int64_t document) const {
   return after - sets_.begin() - 1;
 }
 
-void DataBlend::read(int64_t document, int64_t offset, std::span<int32_t> out) const {
-  const int64_t index = set_of(document);
-  set(index).read(document - sets_[index].first_document, offset, out);
-}
-
 std::optional<BadToken> DataBlend::read(int64_t document, int64_t offset, std::span<int32_t> out,
                                         int64_t vocab_size) const {
   const int64_t index = set_of(document);

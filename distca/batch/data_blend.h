@@ -60,7 +60,6 @@ class DataBlend {
   /// The set that a document belongs to.
   int64_t set_of(int64_t document) const;
   /// Reads as IndexedDataset does. Errors and a BadToken name the set's own number of the document.
-  void read(int64_t document, int64_t offset, std::span<int32_t> out) const;
   std::optional<BadToken> read(int64_t document, int64_t offset, std::span<int32_t> out,
                                int64_t vocab_size) const;
 

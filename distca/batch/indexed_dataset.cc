@@ -276,14 +276,6 @@ std::optional<BadToken> IndexedDataset::read(int64_t document, int64_t offset,
   return first;
 }
 
-void IndexedDataset::read(int64_t document, int64_t offset, std::span<int32_t> out) const {
-  const auto bad = read(document, offset, out, kAnyVocabulary);
-  DISTCA_THROW_IF(bad, ErrorKind::kData,
-                  "{}: document {} has token id {} at position {}: expected 0 to 2^31 - 1; prepare "
-                  "the data set again",
-                  bin_path_.string(), document, bad->id, bad->position);
-}
-
 const std::byte* IndexedDataset::bytes_of(int64_t document, int64_t offset, int64_t count,
                                           FileWindow& window) const {
   DISTCA_CHECK(0 <= document && document < num_documents(), "document {} of {}", document,
