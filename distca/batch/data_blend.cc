@@ -79,12 +79,6 @@ DataBlend::DataBlend(const std::string& text) : parts_(parse_blend(text)) {
   }
 }
 
-int64_t DataBlend::num_tokens() const {
-  int64_t tokens = 0;
-  for (const auto& data : data_) tokens += data->num_tokens();
-  return tokens;
-}
-
 Range DataBlend::documents_of(int64_t index) const {
   const int64_t first = sets_[index].first_document;
   return {first, first + set(index).num_documents()};

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -41,7 +42,7 @@ class DataBlend {
   explicit DataBlend(const std::string& text);
 
   int64_t num_documents() const { return static_cast<int64_t>(lengths_.size()); }
-  int64_t num_tokens() const;
+  int64_t num_tokens() const { return std::reduce(lengths_.begin(), lengths_.end()); }
   int64_t document_length(int64_t document) const { return lengths_[document]; }  // tokens
   const std::vector<int64_t>& document_lengths() const { return lengths_; }
 
