@@ -128,8 +128,7 @@ std::shared_ptr<const Llama::Rope> Llama::rope(const at::Tensor& positions) cons
 
 std::shared_ptr<const Llama::Rope> Llama::part_of(const Rope& rope, int64_t begin,
                                                   int64_t count) const {
-  return std::make_shared<Rope>(Rope{.cosines = rope.cosines.narrow(0, begin, count),
-                                     .sines = rope.sines.narrow(0, begin, count)});
+  return std::make_shared<Rope>(rope.part(begin, count));
 }
 
 at::Tensor Llama::embed(const at::Tensor& ids) const {
@@ -168,16 +167,13 @@ void Llama::State::place(const LayerWeights& w, const std::vector<at::Tensor>& r
   };
   *v = heads(2);
   if (config.has_qk_norm()) {
-    const auto placed = [&](const at::Tensor& norm, const at::Tensor& of, at::Tensor* factors) {
-      return norm_rotate(of, norm, config.rms_norm_eps, rope.cosines, rope.sines, factors);
-    };
     left->q = heads(0);
     left->k = heads(1);
-    *q = placed(w.q_norm, left->q, &left->q_factors);
-    *k = placed(w.k_norm, left->k, &left->k_factors);
+    *q = norm_rotate(left->q, w.q_norm, config.rms_norm_eps, rope, &left->q_factors);
+    *k = norm_rotate(left->k, w.k_norm, config.rms_norm_eps, rope, &left->k_factors);
   } else {
-    *q = rotate(heads(0), rope.cosines, rope.sines);
-    *k = rotate(heads(1), rope.cosines, rope.sines);
+    *q = rotate(heads(0), rope);
+    *k = rotate(heads(1), rope);
   }
 }
 
@@ -200,9 +196,8 @@ std::vector<at::Tensor> Llama::State::unplace(const LayerWeights& w, const PreAt
                                               bool is_left) const {
   const auto unplaced = [&](const at::Tensor& d_y, const at::Tensor& norm, const at::Tensor& of,
                             const at::Tensor& factors) {
-    if (!norm.defined()) return rotate_backward(d_y, rope.cosines, rope.sines);
-    const auto [d_x, d_norm] =
-        norm_rotate_backward(d_y, of, norm, factors, rope.cosines, rope.sines);
+    if (!norm.defined()) return rotate(d_y, rope, /*direction=*/-1);
+    const auto [d_x, d_norm] = norm_rotate_backward(d_y, of, norm, factors, rope);
     add(norm, d_norm);
     return d_x;
   };

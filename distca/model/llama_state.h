@@ -40,11 +40,6 @@ inline at::Tensor flat(const at::Tensor& x) {
   return x.reshape({x.size(0), x.size(1) * x.size(2)});
 }
 
-struct Llama::Rope {
-  at::Tensor cosines;  // [T, 1, D], as rotate() wants them
-  at::Tensor sines;
-};
-
 struct Llama::Occurrences {
   at::Tensor tokens;  // int64, ascending
   at::Tensor places;  // [T] int64, in `tokens`
