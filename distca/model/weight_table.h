@@ -49,7 +49,6 @@ struct Weight {
   int layer = kBeforeLayers;                // from 0, or one of the two above
   WeightPhase phase = WeightPhase::kEmbed;  // a tied embedding of one stage is used by kLoss, too
   double initial_std = 0;  // std of a matrix's initial normal values; norms begin as ones
-  bool is_bias = false;    // begins as zeros
   /// True if the first and the last stage of a pipeline both hold it: a tied embedding. They sum
   /// its gradient together and update it to the same bits, so the first stage's is the one to save.
   bool is_tied = false;
@@ -63,6 +62,7 @@ struct Weight {
   Range holders = {0, 1};
 
   bool is_matrix() const { return shape.size() == 2; }
+  bool is_bias() const { return name.ends_with(".bias"); }  // begins as zeros
   /// Returns true if AdamW lets it decay. Norms and biases do not.
   bool decays() const { return is_matrix(); }
   /// Returns true if it is the last stage's copy of the first stage's weight.

@@ -58,7 +58,7 @@ TEST(weight_table, other_families_have_further_weights_that_do_not_decay) {
     for (const Weight& weight : weight_table(config)) {
       if (llama.erase(weight.name) > 0) continue;
       EXPECT_FALSE(weight.decays()) << weight.name;
-      EXPECT_EQ(weight.is_bias, type == ModelType::kQwen2) << weight.name;
+      EXPECT_EQ(weight.is_bias(), type == ModelType::kQwen2) << weight.name;
       EXPECT_EQ(weight.phase, WeightPhase::kPreAttention) << weight.name;
       const std::string of_layer = fmt::format("model.layers.{}.self_attn.", weight.layer);
       ASSERT_TRUE(weight.name.starts_with(of_layer)) << weight.name;
