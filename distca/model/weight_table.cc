@@ -170,8 +170,12 @@ FlatLayout flat_layout(const std::vector<Weight>& weights) {
   return layout;
 }
 
-WeightOffsets weight_offsets(const std::vector<Weight>& weights, int64_t matrix_bytes,
-                             int64_t norm_bytes) {
+WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage,
+                                MainParams main_params) {
+  const std::vector<Weight> weights = weight_table(config, stage);
+  const int64_t main_param = config.dtype == ScalarType::kFloat64 ? 8 : 4;
+  const int64_t of_matrix =
+      main_params == MainParams::kHere ? main_param : element_bytes(config.dtype);
   WeightOffsets offsets{.layout = flat_layout(weights)};
   const FlatLayout& layout = offsets.layout;
   offsets.begins.resize(weights.size());
@@ -181,7 +185,7 @@ WeightOffsets weight_offsets(const std::vector<Weight>& weights, int64_t matrix_
     const int64_t end =
         place + 1 < weights.size() ? layout.begins[layout.order[place + 1]] : layout.elements;
     offsets.begins[i] = offsets.bytes;
-    offsets.element_bytes[i] = weights[i].is_matrix() ? matrix_bytes : norm_bytes;
+    offsets.element_bytes[i] = weights[i].is_matrix() ? of_matrix : main_param;
     offsets.bytes += (end - layout.begins[i]) * offsets.element_bytes[i];
   }
   return offsets;
@@ -191,14 +195,6 @@ int64_t WeightOffsets::of(int64_t element) const {
   const auto begin = [this](size_t i) { return layout.begins[i]; };
   const size_t weight = *(std::ranges::upper_bound(layout.order, element, {}, begin) - 1);
   return begins[weight] + (element - layout.begins[weight]) * element_bytes[weight];
-}
-
-WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage,
-                                MainParams main_params) {
-  const int64_t main_param = config.dtype == ScalarType::kFloat64 ? 8 : 4;
-  return weight_offsets(weight_table(config, stage),
-                        main_params == MainParams::kHere ? main_param : element_bytes(config.dtype),
-                        main_param);
 }
 
 }  // namespace distca

@@ -119,8 +119,6 @@ struct WeightOffsets {
   /// Returns the byte at which an element of the layout, or its end, lies.
   int64_t of(int64_t element) const;
 };
-WeightOffsets weight_offsets(const std::vector<Weight>& weights, int64_t matrix_bytes,
-                             int64_t norm_bytes);
 
 /// The place where the weights are kept in full precision.
 enum class MainParams : uint8_t {
