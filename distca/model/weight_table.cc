@@ -62,7 +62,7 @@ std::vector<Weight> whole_table(const LlamaConfig& config) {
   std::vector<Weight> table;
   std::string prefix;
   int layer = kBeforeLayers;
-  WeightPhase phase = WeightPhase::kEmbed;
+  OpKind phase = OpKind::kEmbed;
   const auto add = [&](const char* name, std::vector<int64_t> shape, SplitAxis split,
                        double initial_std = 0, int64_t of_heads = 0) {
     table.push_back({.name = prefix + name,
@@ -76,9 +76,9 @@ std::vector<Weight> whole_table(const LlamaConfig& config) {
   add("model.embed_tokens.weight", {config.vocab_size, hidden}, kRows, std_dev);
   for (layer = 0; layer < config.num_hidden_layers; ++layer) {
     prefix = fmt::format("model.layers.{}.", layer);
-    phase = WeightPhase::kAttentionNorm;
+    phase = OpKind::kAttentionNorm;
     add("input_layernorm.weight", {hidden}, kNone);
-    phase = WeightPhase::kPreAttention;
+    phase = OpKind::kPreAttention;
     add("self_attn.q_proj.weight", {q, hidden}, kRows, std_dev, heads);
     add("self_attn.k_proj.weight", {kv, hidden}, kRows, std_dev, kv_heads);
     add("self_attn.v_proj.weight", {kv, hidden}, kRows, std_dev, kv_heads);
@@ -91,18 +91,18 @@ std::vector<Weight> whole_table(const LlamaConfig& config) {
       add("self_attn.q_norm.weight", {dim}, kNone);
       add("self_attn.k_norm.weight", {dim}, kNone);
     }
-    phase = WeightPhase::kOutProjection;
+    phase = OpKind::kOutProjection;
     add("self_attn.o_proj.weight", {hidden, q}, kColumns, residual_std, heads);
-    phase = WeightPhase::kMlpNorm;
+    phase = OpKind::kMlpNorm;
     add("post_attention_layernorm.weight", {hidden}, kNone);
-    phase = WeightPhase::kPostAttention;
+    phase = OpKind::kPostAttention;
     add("mlp.gate_proj.weight", {inner, hidden}, kRows, std_dev);
     add("mlp.up_proj.weight", {inner, hidden}, kRows, std_dev);
     add("mlp.down_proj.weight", {hidden, inner}, kColumns, residual_std);
   }
   prefix.clear();
   layer = kAfterLayers;
-  phase = WeightPhase::kLoss;
+  phase = OpKind::kLoss;
   add("model.norm.weight", {hidden}, kNone);
   if (!config.tie_word_embeddings)
     add("lm_head.weight", {config.vocab_size, hidden}, kRows, std_dev);
@@ -135,7 +135,7 @@ std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage) 
   if (embedding.is_tied && stage.is_last()) {
     Weight head = embedding;
     head.layer = kAfterLayers;
-    head.phase = WeightPhase::kLoss;
+    head.phase = OpKind::kLoss;
     table.push_back(std::move(head));
   }
   std::erase_if(table, [&](const Weight& weight) {

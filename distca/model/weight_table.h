@@ -16,26 +16,15 @@
 
 namespace distca {
 
-struct Stage;  // program/program.h
+// Both are defined in program/program.h.
+enum class OpKind : uint8_t;
+struct Stage;
 
 /// Along which axis of a weight ranks of tensor parallelism divide it.
 enum class SplitAxis : uint8_t {
   kNone,     // every rank has all of it
   kRows,     // out features: q, k, v, gate, up, the embedding and the head
   kColumns,  // in features: o and down
-};
-
-/// The phase that computes with a weight where ranks divide the matrices (program/program.h).
-/// Where they do not, pre-attention has the first norm, too, and post-attention the output
-/// projection and the second norm (llama.h).
-enum class WeightPhase : uint8_t {
-  kEmbed,
-  kAttentionNorm,
-  kPreAttention,
-  kOutProjection,
-  kMlpNorm,
-  kPostAttention,
-  kLoss,
 };
 
 /// The layer of a weight that belongs to none of the numbered ones.
@@ -46,8 +35,11 @@ struct Weight {
   std::string name;            // Hugging Face's
   std::vector<int64_t> shape;  // the full tensor's: [out, in] of a matrix, else [features]
   SplitAxis split = SplitAxis::kNone;
-  int layer = kBeforeLayers;                // from 0, or one of the two above
-  WeightPhase phase = WeightPhase::kEmbed;  // a tied embedding of one stage is used by kLoss, too
+  int layer = kBeforeLayers;  // from 0, or one of the two above
+  /// The phase that computes with it where ranks divide the matrices; a tied embedding of one stage
+  /// is used by kLoss, too. Where ranks do not, pre-attention has the first norm, too, and
+  /// post-attention the output projection and the second norm (llama.h).
+  OpKind phase = {};
   double initial_std = 0;  // std of a matrix's initial normal values; norms begin as ones
   /// True if the first and the last stage of a pipeline both hold it: a tied embedding. They sum
   /// its gradient together and update it to the same bits, so the first stage's is the one to save.

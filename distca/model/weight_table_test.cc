@@ -59,7 +59,7 @@ TEST(weight_table, other_families_have_further_weights_that_do_not_decay) {
       if (llama.erase(weight.name) > 0) continue;
       EXPECT_FALSE(weight.decays()) << weight.name;
       EXPECT_EQ(weight.is_bias(), type == ModelType::kQwen2) << weight.name;
-      EXPECT_EQ(weight.phase, WeightPhase::kPreAttention) << weight.name;
+      EXPECT_EQ(weight.phase, OpKind::kPreAttention) << weight.name;
       const std::string of_layer = fmt::format("model.layers.{}.self_attn.", weight.layer);
       ASSERT_TRUE(weight.name.starts_with(of_layer)) << weight.name;
       EXPECT_TRUE(names.contains(weight.name.substr(of_layer.size()))) << weight.name;
@@ -106,7 +106,7 @@ TEST(weight_table, the_last_stage_has_a_copy_of_a_tied_embedding) {
   EXPECT_EQ(head.name, embedding.name);
   EXPECT_EQ(head.shape, embedding.shape);
   EXPECT_EQ(head.initial_std, embedding.initial_std);
-  EXPECT_EQ(head.phase, WeightPhase::kLoss);
+  EXPECT_EQ(head.phase, OpKind::kLoss);
   EXPECT_EQ(head.layer, kAfterLayers);
 }
 
