@@ -17,22 +17,17 @@ namespace {
 
 constexpr double kUnits = 1e9;  // units in a weight of 1
 
-std::optional<double> number_of(const std::string& word) {
-  double number = 0;
-  const char* const end = word.data() + word.size();
-  const auto [stop, fault] = std::from_chars(word.data(), end, number);
-  return fault == std::errc() && stop == end ? std::optional(number) : std::nullopt;
-}
-
 int64_t weight_of(const std::string& text, const std::string& word) {
-  const std::optional<double> weight = number_of(word);
-  DISTCA_THROW_IF(!weight, ErrorKind::kConfig,
+  double weight = 0;
+  const char* const end = word.data() + word.size();
+  const auto [stop, fault] = std::from_chars(word.data(), end, weight);
+  DISTCA_THROW_IF(fault != std::errc() || stop != end, ErrorKind::kConfig,
                   "data.prefix = \"{}\": \"{}\" stands where a weight is expected; several data "
                   "sets are WEIGHT PREFIX WEIGHT PREFIX, such as \"0.7 data/a 0.3 data/b\"",
                   text, word);
-  DISTCA_THROW_IF(!(*weight >= 1 / kUnits && *weight <= kUnits), ErrorKind::kConfig,
+  DISTCA_THROW_IF(!(weight >= 1 / kUnits && weight <= kUnits), ErrorKind::kConfig,
                   "data.prefix = \"{}\": weight {}: expected 1e-9 to 1e9", text, word);
-  return std::llround(*weight * kUnits);
+  return std::llround(weight * kUnits);
 }
 
 bool is_there(const std::string& prefix) {
