@@ -33,13 +33,10 @@ void remove_older(const fs::path& path) {
 /// interrupted. Where one gets no name, those that were not there before go.
 class FilesTogether {
  public:
-  FilesTogether() = default;
   ~FilesTogether() {
     std::error_code ignored;
     for (const fs::path& path : new_) fs::remove(path, ignored);
   }
-  FilesTogether(const FilesTogether&) = delete;
-  FilesTogether& operator=(const FilesTogether&) = delete;
 
   AtomicFile& add(const fs::path& path) {
     return *files_.emplace_back(path, std::make_unique<AtomicFile>(path)).second;
