@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -159,22 +160,17 @@ void Llama::embed_backward(const Occurrences& ids, const at::Tensor& d_x) const 
   sum.index_add_(0, ids.tokens, rows);
 }
 
-void Llama::State::place(const LayerWeights& w, const std::vector<at::Tensor>& rows,
-                         const Rope& rope, at::Tensor* q, at::Tensor* k, at::Tensor* v,
-                         PreAttention* left) const {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> Llama::State::place(
+    const LayerWeights& w, const std::vector<at::Tensor>& rows, const Rope& rope,
+    PreAttention* left) const {
   const auto heads = [&](size_t i) {
     return rows[i].view({rows[i].size(0), rows[i].size(1) / config.head_dim, config.head_dim});
   };
-  *v = heads(2);
-  if (config.has_qk_norm()) {
-    left->q = heads(0);
-    left->k = heads(1);
-    *q = norm_rotate(left->q, w.q_norm, config.rms_norm_eps, rope, &left->q_factors);
-    *k = norm_rotate(left->k, w.k_norm, config.rms_norm_eps, rope, &left->k_factors);
-  } else {
-    *q = rotate(heads(0), rope);
-    *k = rotate(heads(1), rope);
-  }
+  if (!config.has_qk_norm()) return {rotate(heads(0), rope), rotate(heads(1), rope), heads(2)};
+  left->q = heads(0);
+  left->k = heads(1);
+  return {norm_rotate(left->q, w.q_norm, config.rms_norm_eps, rope, &left->q_factors),
+          norm_rotate(left->k, w.k_norm, config.rms_norm_eps, rope, &left->k_factors), heads(2)};
 }
 
 void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q,
@@ -186,7 +182,7 @@ void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::
   const std::vector<at::Tensor> rows =
       norm_linear(x, w.input_norm, s.config.rms_norm_eps, {w.q.used, w.k.used, w.v.used}, w.biases,
                   keep, kept != nullptr ? &left.norm : nullptr);
-  s.place(w, rows, rope, q, k, v, &left);
+  std::tie(*q, *k, *v) = s.place(w, rows, rope, &left);
   if (kept != nullptr) *kept = std::make_shared<PreAttention>(std::move(left));
 }
 

@@ -88,7 +88,8 @@ void TensorPhases::projections(int layer, const at::Tensor& h, const Llama::Rope
                                std::shared_ptr<Llama::PreAttention>* kept) const {
   const LayerWeights& w = state_.layer(layer);
   Llama::PreAttention left;
-  state_.place(w, products(h, {w.q.used, w.k.used, w.v.used}, w.biases), rope, q, k, v, &left);
+  const std::vector<at::Tensor> rows = products(h, {w.q.used, w.k.used, w.v.used}, w.biases);
+  std::tie(*q, *k, *v) = state_.place(w, rows, rope, &left);
   if (kept != nullptr) *kept = std::make_shared<Llama::PreAttention>(std::move(left));
 }
 
