@@ -73,7 +73,6 @@ About about(PythonVerb& verb) {
   result.record.sha256 = field["sha256"].text();
   result.record.vocab_size = field["vocab_size"].integer(0);
   if (!json.at("eod_token_id").is_null()) {
-    result.record.appends_eod = true;
     result.record.eod_token = field["eod_token"].text();
     result.record.eod_token_id = field["eod_token_id"].integer(0);
   }
@@ -126,7 +125,7 @@ void print_counts(const TokenizeOptions& options, const TokenizerRecord& record,
              options.by_line
                  ? ""
                  : fmt::format(" and {} binary or not UTF-8", with_thousands(counts.no_text)));
-  if (record.appends_eod) {
+  if (record.eod_token_id >= 0) {
     fmt::print("each ends with {} (id {})\n", record.eod_token, record.eod_token_id);
   } else {
     fmt::print("no end-of-document token\n");

@@ -56,7 +56,7 @@ MemoryParts standing_on_rank(const Config& config, const Stage& stage, int repli
     matrices += numel;
     // An embedding that is no head here is not copied: only rows of it are read.
     const bool only_rows =
-        weight.phase == WeightPhase::kEmbed && !(model.tie_word_embeddings && stage.is_last());
+        weight.phase == OpKind::kEmbed && !(model.tie_word_embeddings && stage.is_last());
     copied += only_rows ? 0 : numel;
   }
   const double main_params = elements * main_param;

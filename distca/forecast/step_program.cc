@@ -34,24 +34,10 @@ StepOptions step_options(const Config& config) {
 namespace {
 
 /// The operation whose backward adds to the gradient by a weight.
-OpKind op_of(WeightPhase phase, bool is_divided) {
-  switch (phase) {
-    case WeightPhase::kEmbed:
-      return OpKind::kEmbed;
-    case WeightPhase::kAttentionNorm:
-      return is_divided ? OpKind::kAttentionNorm : OpKind::kPreAttention;
-    case WeightPhase::kPreAttention:
-      return OpKind::kPreAttention;
-    case WeightPhase::kOutProjection:
-      return is_divided ? OpKind::kOutProjection : OpKind::kPostAttention;
-    case WeightPhase::kMlpNorm:
-      return is_divided ? OpKind::kMlpNorm : OpKind::kPostAttention;
-    case WeightPhase::kPostAttention:
-      return OpKind::kPostAttention;
-    case WeightPhase::kLoss:
-      return OpKind::kLoss;
-  }
-  DISTCA_CHECK(false, "a weight of no phase");
+OpKind op_of(OpKind phase, bool is_divided) {
+  if (!is_divided && phase == OpKind::kAttentionNorm) return OpKind::kPreAttention;
+  const bool after = phase == OpKind::kOutProjection || phase == OpKind::kMlpNorm;
+  return !is_divided && after ? OpKind::kPostAttention : phase;
 }
 
 /// MiB of a bucket: slices should be no shorter than what a wire carries well.
@@ -120,8 +106,7 @@ GradientExchangeRequest gradient_request(const LlamaConfig& model, const StepOpt
           phase.is_tied ? std::vector{0, stage.count - 1} : std::vector{stage.index};
       add_shared(request.shared, phase, holders_of(stage, replicas, stages, weights[i].holders));
     }
-    if (!weights[i].is_tied && model.tie_word_embeddings &&
-        weights[i].phase == WeightPhase::kEmbed) {
+    if (!weights[i].is_tied && model.tie_word_embeddings && weights[i].phase == OpKind::kEmbed) {
       phase.phase = OpKind::kLoss;
       request.phases.push_back(phase);
     }

@@ -10,14 +10,12 @@
 
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
-#include "distca/comm/as_on_device.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/vector_functions.h"
 #include "distca/kernels/mask_parts.h"
 #include "distca/kernels/merge.h"
 #include "distca/kernels/rows.h"
 #include "distca/kernels/task_list.h"
-#include "distca/runtime/cuda/cuda_attention.h"
 #include "distca/runtime/tensor_rows.h"
 
 namespace distca {
@@ -395,20 +393,13 @@ void backward(const Shape& shape, ScalarType type, const TaskList& list, int cud
 
 }  // namespace
 
-int64_t aten_forward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
-                     std::optional<ScalarType> o_type, TaskLaunches* launches) {
-  if (as_on_device(cuda_device)) {
-    return cuda_forward(shape, type, o_type.value_or(type), list, cuda_device, launches);
-  }
-  forward(shape, type, o_type.value_or(type), list, cuda_device, flash_applies(shape));
-  return 0;
+void aten_forward(const Shape& shape, ScalarType type, const TaskList& list,
+                  std::optional<ScalarType> o_type) {
+  forward(shape, type, o_type.value_or(type), list, /*cuda_device=*/-1, flash_applies(shape));
 }
 
-int64_t aten_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
-                      TaskLaunches* launches) {
-  if (as_on_device(cuda_device)) return cuda_backward(shape, type, list, cuda_device, launches);
-  backward(shape, type, list, cuda_device, flash_applies(shape));
-  return 0;
+void aten_backward(const Shape& shape, ScalarType type, const TaskList& list) {
+  backward(shape, type, list, /*cuda_device=*/-1, flash_applies(shape));
 }
 
 void aten_matmul_forward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
