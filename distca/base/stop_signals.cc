@@ -10,6 +10,7 @@
 #include <system_error>
 #include <thread>
 
+#include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/error.h"
 
@@ -19,23 +20,17 @@ namespace {
 constexpr double kPatience = 1;  // seconds that a stuck terminal may hold up the end
 
 std::atomic<int> pipe_in = -1;          // where the handler writes
-std::atomic<int64_t> latest_ns = 0;     // time of the last signal that counted. 0 means none yet.
+std::atomic<double> latest_s = 0;       // time of the last signal that counted. 0 means none yet.
 std::atomic<bool> ends_itself = false;  // the program has promised to, after the first signal
-
-int64_t monotonic_ns() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return int64_t{1'000'000'000} * time.tv_sec + time.tv_nsec;
-}
 
 void handle(int signal) {
   const int before = errno;
-  const int64_t now = monotonic_ns();
-  int64_t latest = latest_ns;
+  const double now = steady_seconds();
+  double latest = latest_s;
   const bool is_first = latest == 0;
-  const bool counts = is_first || static_cast<double>(now - latest) > 1e9 * kOneStop;
+  const bool counts = is_first || now - latest > kOneStop;
   // Where handlers run on two threads at once, one of them counts.
-  if (counts && latest_ns.compare_exchange_strong(latest, now)) {
+  if (counts && latest_s.compare_exchange_strong(latest, now)) {
     if (is_first || ends_itself.exchange(false)) {
       const char byte = static_cast<char>(signal);
       [[maybe_unused]] const ssize_t written = write(pipe_in, &byte, 1);
@@ -104,7 +99,7 @@ StopSignals::StopSignals(std::function<bool(int signal)> request,
   }
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
   pipe_in = write_end_.get();
-  latest_ns = 0;
+  latest_s = 0;
   ends_itself = false;
   for (const int signal : kStopSignals) {
     if (!is_ignored(signal)) set_handler(signal, handle, SA_RESTART);
