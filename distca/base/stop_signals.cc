@@ -42,14 +42,6 @@ void handle(int signal) {
   errno = before;
 }
 
-void set_handler(int signal, void (*handler)(int), int flags) {
-  struct sigaction action = {};
-  action.sa_handler = handler;
-  action.sa_flags = flags;
-  sigemptyset(&action.sa_mask);
-  sigaction(signal, &action, nullptr);
-}
-
 bool handled_by(int signal, void (*handler)(int)) {
   struct sigaction action = {};
   return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == handler;
@@ -102,13 +94,13 @@ StopSignals::StopSignals(std::function<bool(int signal)> request,
   latest_s = 0;
   ends_itself = false;
   for (const int signal : kStopSignals) {
-    if (!is_ignored(signal)) set_handler(signal, handle, SA_RESTART);
+    if (!is_ignored(signal)) std::signal(signal, handle);  // calls of the system go on after it
   }
 }
 
 StopSignals::~StopSignals() {
   for (const int signal : kStopSignals) {
-    if (handled_by(signal, handle)) set_handler(signal, SIG_DFL, 0);
+    if (handled_by(signal, handle)) std::signal(signal, SIG_DFL);
   }
   // A handler that has just begun writes before this byte or nowhere.
   pipe_in = -1;
