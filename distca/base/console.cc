@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <pthread.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -10,16 +9,15 @@
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <deque>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "distca/base/clock.h"
 #include "distca/base/env.h"
+#include "distca/base/stop_signals.h"
 
 namespace distca {
 namespace {
@@ -94,18 +92,9 @@ void Console::State::put(std::string text, bool progress) {
 }
 
 void Console::State::start(const std::shared_ptr<State>& self) {
-  if (std::exchange(started, true)) return;
-  // Signals are for threads that expect them.
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
-  try {
-    std::thread([self] { self->run(); }).detach();
-  } catch (const std::system_error&) {
-    gone = true;  // no thread to be had: the run matters more than its words
-    write_error = EAGAIN;
-  }
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  if (std::exchange(started, true) || start_without_signals([self] { self->run(); })) return;
+  gone = true;  // no thread to be had: the run matters more than its words
+  write_error = EAGAIN;
 }
 
 void Console::State::run() {

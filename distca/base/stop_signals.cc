@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <memory>
 #include <system_error>
 #include <thread>
 
@@ -63,6 +64,20 @@ void serve(const FileDescriptor& from, const std::function<bool(int signal)>& re
 
 }  // namespace
 
+bool start_without_signals(std::function<void()> body) {
+  sigset_t all, old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  bool started = true;
+  try {
+    std::thread(std::move(body)).detach();
+  } catch (const std::system_error&) {
+    started = false;
+  }
+  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  return started;
+}
+
 bool is_ignored(int signal) { return handled_by(signal, SIG_IGN); }
 
 std::string signal_name(int signal) {
@@ -75,21 +90,11 @@ StopSignals::StopSignals(std::function<bool(int signal)> request,
   int ends[2];
   DISTCA_THROW_IF(pipe2(ends, O_CLOEXEC) != 0, ErrorKind::kIo, "no pipe for signals: {}",
                   std::strerror(errno));
-  FileDescriptor read_end(ends[0]);
+  const auto read_end = std::make_shared<FileDescriptor>(ends[0]);
   write_end_ = FileDescriptor(ends[1]);
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
-  try {
-    std::thread([from = std::move(read_end), ask = std::move(request),
-                 words = std::move(exit_message)] {
-      serve(from, ask, words);
-    }).detach();
-  } catch (const std::system_error& error) {
-    pthread_sigmask(SIG_SETMASK, &old, nullptr);
-    throw Error(ErrorKind::kIo, "no thread for signals: {}", error.what());
-  }
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  const bool started = start_without_signals(
+      [read_end, request, exit_message] { serve(*read_end, request, exit_message); });
+  DISTCA_THROW_IF(!started, ErrorKind::kIo, "no thread for signals: {}", std::strerror(EAGAIN));
   pipe_in = write_end_.get();
   latest_s = 0;
   ends_itself = false;
