@@ -159,16 +159,10 @@ MappedFile::MappedFile(const fs::path& path, ErrorKind kind) {
   if (file.size == 0) return;  // mmap refuses empty ranges
   void* data = mmap(nullptr, file.size, PROT_READ, MAP_PRIVATE, file.descriptor.get(), 0);
   if (data == MAP_FAILED) throw os_error(path, "cannot be mapped", kind);
-  data_ = static_cast<const std::byte*>(data);
   size_ = file.size;
+  data_ = {static_cast<const std::byte*>(data),
+           [data, size = size_](const std::byte*) { munmap(data, size); }};
 }
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
 PiecewiseFile::PiecewiseFile(fs::path path, ErrorKind kind) : path_(std::move(path)), kind_(kind) {
   OpenFile file(path_, kind);
