@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <system_error>
 #include <thread>
@@ -43,10 +42,7 @@ int own_descriptor(const fs::path& path) {
   std::error_code code;
   const fs::path folder = fs::canonical(path.parent_path(), code);
   if (code || folder != fmt::format("/proc/{}/fd", getpid())) return -1;
-  const std::string name = path.filename();
-  int descriptor = -1;
-  const auto [end, fault] = std::from_chars(name.data(), name.data() + name.size(), descriptor);
-  return fault == std::errc() && end == name.data() + name.size() ? descriptor : -1;
+  return to_number<int>(path.filename().string()).value_or(-1);
 }
 
 /// Where a path leads, whether something is there or not; a descriptor of ours is not followed.

@@ -1,9 +1,9 @@
 #include "distca/comm/launch/rendezvous.h"
 
-#include <charconv>
 #include <string_view>
 
 #include "distca/base/error.h"
+#include "distca/base/text.h"
 
 namespace distca {
 namespace {
@@ -18,13 +18,10 @@ struct Variables {
   std::optional<int> integer(const char* name, int low, int high = INT32_MAX) const {
     const std::optional<std::string> text = lookup(name);
     if (!text) return std::nullopt;
-    int value = 0;
-    const char* end = text->data() + text->size();
-    const auto [stop, code] = std::from_chars(text->data(), end, value);
-    if (code != std::errc() || stop != end || value < low || value > high) {
-      throw Error(ErrorKind::kConfig, "environment ({}): {}=\"{}\", expected a number in [{}, {}]",
-                  source, name, *text, low, high);
-    }
+    const std::optional<int> value = to_number<int>(*text);
+    DISTCA_THROW_IF(!value || *value < low || *value > high, ErrorKind::kConfig,
+                    "environment ({}): {}=\"{}\", expected a number in [{}, {}]", source, name,
+                    *text, low, high);
     return value;
   }
   [[noreturn]] void missing(const char* name) const {
