@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 
@@ -32,9 +31,7 @@ double launch_begin_s(const std::optional<std::string>& started_at) {
   const std::optional<double> started_s = to_number<double>(*started_at);
   DISTCA_THROW_IF(!started_s || !std::isfinite(*started_s), ErrorKind::kUsage,
                   "DISTCA_STARTED_AT = {}: Unix seconds, as date +%s gives them", *started_at);
-  const double unix_s =
-      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  return now_s - std::max(0.0, unix_s - *started_s);
+  return now_s - std::max(0.0, wall_seconds() - *started_s);
 }
 
 std::string describe_exit_duration(const Config& config) {

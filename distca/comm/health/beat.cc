@@ -1,16 +1,11 @@
 #include "distca/comm/health/beat.h"
 
-#include <chrono>
 #include <sstream>
 
+#include "distca/base/clock.h"
 #include "distca/base/json.h"
 
 namespace distca {
-
-double wall_seconds() {
-  using Seconds = std::chrono::duration<double>;
-  return Seconds(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 std::string encode_beat(const RankNews& mine, int64_t number) {
   return Json{{"awaits", mine.awaits},

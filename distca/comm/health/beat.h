@@ -15,9 +15,6 @@ struct Beat {
   RankNews news;
 };
 
-/// By the clock of this machine, since 1970.
-double wall_seconds();
-
 std::string encode_beat(const RankNews& mine, int64_t number);
 /// Throws Error(kComm) for a text that is none.
 Beat decode_beat(const std::string& text);
