@@ -8,22 +8,11 @@
 #include "distca/comm/device_stream.h"
 
 namespace distca {
-namespace {
-
-class RankThread {
- public:
-  explicit RankThread(const at::Device& device)
-      : stream_(c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(
-            device, /*isHighPriority=*/false)) {}
-
- private:
-  c10::StreamGuard stream_;
-};
-
-}  // namespace
 
 std::shared_ptr<void> begin_device_rank(int cuda_device) {
-  return std::make_shared<RankThread>(aten_device(cuda_device));
+  return std::make_shared<c10::StreamGuard>(
+      c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(aten_device(cuda_device),
+                                                                     /*isHighPriority=*/false));
 }
 
 ThreadDevice cuda_thread_device(int cuda_device) {
