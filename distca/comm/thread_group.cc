@@ -17,14 +17,13 @@
 #include <utility>
 #include <vector>
 
+#include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/comm/health/diagnosis.h"
 
 namespace distca {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// The messages one exchange() issued; guarded by the group's mutex.
 struct Issued {
@@ -196,16 +195,15 @@ void ThreadGroup::follow(const std::vector<DeviceMark>& marks) const {
 
 void ThreadGroup::wait(const std::shared_ptr<Issued>& issued, bool sends_too) {
   std::unique_lock lock(mutex_);
-  const auto start = Clock::now();
-  const auto deadline = start + std::chrono::duration<double>(options_.timeout_s);
+  const Stopwatch watch;
   auto arrived = [&] {
     return issued->open_receives.empty() && (!sends_too || issued->open_sends.empty());
   };
   auto over = [&] { return arrived() || failure_; };
   Wait& mine = waits_[issued->rank];
   mine = {issued, sends_too};
-  if (!changed_.wait_until(lock, deadline, over)) {
-    fail(diagnose(mine, std::chrono::duration<double>(Clock::now() - start).count()));
+  if (!changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s), over)) {
+    fail(diagnose(mine, watch.seconds()));
   }
   mine = {};
   if (!arrived()) throw Error(ErrorKind::kComm, "{}", *failure_);
