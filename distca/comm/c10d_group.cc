@@ -83,7 +83,7 @@ class C10dExchange : public PendingExchange {
     });
     try {
       for (; done < count; ++done) {
-        heartbeat.await(pending[done].peer);
+        heartbeat.await({&pending[done].peer, 1});
         if (!pending[done].work->wait(kNever)) break;
       }
     } catch (const std::exception& error) {
@@ -101,7 +101,7 @@ class C10dExchange : public PendingExchange {
                           .end = end,
                           .why = why});
     }
-    heartbeat.await(Heartbeat::kNobody);
+    heartbeat.await({});
     pending_.assign(pending.begin() + static_cast<std::ptrdiff_t>(count), pending.end());
   }
 

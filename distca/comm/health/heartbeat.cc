@@ -38,7 +38,7 @@ void hush_c10d() {
 double heartbeat_s(const CommOptions& options) { return std::min(1.0, options.timeout_s / 10); }
 
 /// A point that all ranks reach: each counts itself, and the last one says so.
-struct Meeting {
+struct Heartbeat::Meeting {
   const char* count_key;
   const char* all_key;
   double pause;          // until the next look: the heartbeat thread's own, as is the next one
@@ -354,18 +354,21 @@ Heartbeat::~Heartbeat() {
   state_->changed.wait_for(lock, Seconds(kExitReport), [&] { return state_->ended; });
 }
 
-void Heartbeat::wait_for_all() {
+/// Returns when all ranks have met; throws the diagnosis of `wait` if they do not by the deadline.
+void Heartbeat::wait_for(const Meeting& meeting, FailedWait wait) {
+  const Stopwatch watch;
   std::unique_lock lock(state_->mutex);
-  state_->mine.operation = "start-up";
   state_->changed.wait_for(lock, Seconds(state_->startup_deadline - steady_seconds()), [&] {
-    return state_->here.all || state_->alarmed || state_->neighbour_lost;
+    return meeting.all || state_->alarmed || state_->neighbour_lost;
   });
-  if (state_->here.all) return;
+  if (meeting.all) return;
   lock.unlock();
-  throw Error(ErrorKind::kComm, "{}",
-              diagnose({.rank = state_->rendezvous.rank,
-                        .at = {.operation = "start-up"},
-                        .waited_s = state_->options.startup_timeout_s}));
+  wait.waited_s = watch.seconds();
+  throw Error(ErrorKind::kComm, "{}", diagnose(wait));
+}
+
+void Heartbeat::wait_for_all() {
+  wait_for(state_->here, {.rank = state_->rendezvous.rank, .at = begin("start-up")});
 }
 
 void Heartbeat::wait_for_all_connected() {
@@ -373,22 +376,15 @@ void Heartbeat::wait_for_all_connected() {
   for (int peer = 0; peer < state_->rendezvous.size; ++peer) {
     if (peer != wait.rank) wait.peers.push_back(peer);
   }
-  const Stopwatch watch;
   await(wait.peers);
-  std::unique_lock lock(state_->mutex);
-  wait.at = state_->mine;
-  state_->connected = true;
-  state_->changed.notify_all();
-  state_->changed.wait_for(lock, Seconds(state_->startup_deadline - steady_seconds()), [&] {
-    return state_->connection.all || state_->alarmed || state_->neighbour_lost;
-  });
-  if (state_->connection.all) {
-    state_->awaits.clear();
-    return;
+  {
+    std::lock_guard lock(state_->mutex);
+    wait.at = state_->mine;
+    state_->connected = true;
+    state_->changed.notify_all();
   }
-  lock.unlock();
-  wait.waited_s = watch.seconds();
-  throw Error(ErrorKind::kComm, "{}", diagnose(wait));
+  wait_for(state_->connection, std::move(wait));
+  await({});
 }
 
 std::string Heartbeat::own_address() const {
@@ -422,10 +418,6 @@ Activity Heartbeat::begin(std::string_view operation) {
   std::lock_guard lock(state_->mutex);
   state_->mine.operation = operation;
   return state_->mine;
-}
-
-void Heartbeat::await(int rank) {
-  await(rank == kNobody ? std::span<const int>() : std::span<const int>(&rank, 1));
 }
 
 void Heartbeat::await(std::span<const int> ranks) {

@@ -71,12 +71,9 @@ class Heartbeat {
   void set_step(int64_t step);
   /// This rank begins its next exchange.
   Activity begin(std::string_view operation);
-  /// This rank does not go on without that one. kNobody means that it goes on.
-  void await(int rank);
-  /// This rank does not go on without one of these, and nobody can say which. An empty list means
-  /// that it goes on.
+  /// This rank does not go on without these, or one of them, if nobody can say which. An empty list
+  /// means that it goes on.
   void await(std::span<const int> ranks);
-  static constexpr int kNobody = -1;
   /// True once a death or a diagnosis is known or the store is lost: no use in waiting for anybody.
   bool alarmed() const;
   /// The diagnosis on this wait, or the one that was there before. Takes at most three heartbeats,
@@ -88,6 +85,9 @@ class Heartbeat {
 
  private:
   struct State;
+  struct Meeting;
+  void wait_for(const Meeting& meeting, FailedWait wait);
+
   std::shared_ptr<State> state_;  // shared with the heartbeat thread, which may outlive us
   const int exceptions_ = std::uncaught_exceptions();
 };
