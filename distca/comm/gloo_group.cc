@@ -3,9 +3,7 @@
 // derived here: its layout may differ from the wheel's. gloo_symbols_test.cmake holds us to it.
 #include "distca/comm/gloo_group.h"
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 
@@ -18,6 +16,7 @@
 #include "distca/comm/health/startup.h"
 #include "distca/comm/hushed_cerr.h"
 #include "distca/comm/launch/own_address.h"
+#include "distca/comm/launch/run_store.h"
 
 namespace distca {
 namespace {
@@ -39,13 +38,8 @@ struct Connecting {
 };
 
 void Connecting::make_group() {
-  c10d::TCPStoreOptions store_options;
-  store_options.port = rendezvous.port;
-  store_options.waitWorkers = false;
-  store_options.timeout = to_milliseconds(timeout_s);
-  auto store = c10::make_intrusive<c10d::PrefixStore>(
-      rendezvous.prefix + "gloo",
-      c10::make_intrusive<c10d::TCPStore>(rendezvous.address, store_options));
+  const auto store = c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(
+      connect_to_store(rendezvous, timeout_s, "gloo").get());
   auto options = c10d::ProcessGroupGloo::Options::create(to_milliseconds(timeout_s));
   loop.start([&] {
     options->devices.push_back(by_name ? c10d::ProcessGroupGloo::createDeviceForInterface(place)

@@ -14,6 +14,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/comm/launch/run_store.h"
 #include "distca/comm/launch/store_keys.h"
 
 namespace distca {
@@ -77,39 +78,32 @@ ListenSocket::~ListenSocket() {
 
 int ListenSocket::release() { return std::exchange(fd_, -1); }
 
-struct LocalStore::Impl {
-  c10::intrusive_ptr<c10d::TCPStore> store;
-};
-
-LocalStore::LocalStore(ListenSocket& socket) : impl_(std::make_unique<Impl>()) {
-  c10d::TCPStoreOptions options;
-  options.isServer = true;
-  options.port = socket.port();
-  options.waitWorkers = false;
-  options.masterListenFd = socket.release();
-  impl_->store = c10::make_intrusive<c10d::TCPStore>(loopback_address(), options);
+LocalStore::LocalStore(ListenSocket& socket) {
+  const c10d::TCPStoreOptions options{.port = socket.port(),
+                                      .isServer = true,
+                                      .waitWorkers = false,
+                                      .masterListenFd = socket.release()};
+  store_ = keep_store(*c10::make_intrusive<c10d::TCPStore>(loopback_address(), options));
 }
-
-LocalStore::~LocalStore() = default;
 
 void LocalStore::belong_to(const std::string& run, const std::string& prefix, int size) {
-  impl_->store->set(kOwnerKey, to_bytes(run));
-  impl_->store->set(size_key(prefix), to_bytes(std::to_string(size)));
+  store_->set(kOwnerKey, to_bytes(run));
+  store_->set(size_key(prefix), to_bytes(std::to_string(size)));
 }
 
-void LocalStore::close_to_newcomers() { impl_->store->set(kOverKey, to_bytes("1")); }
+void LocalStore::close_to_newcomers() { store_->set(kOverKey, to_bytes("1")); }
 
 int64_t LocalStore::exit_reports(const std::string& prefix) {
-  return impl_->store->add(exit_reports_key(prefix), 0);
+  return store_->add(exit_reports_key(prefix), 0);
 }
 
 void LocalStore::post_death(const std::string& prefix, int rank, const std::string& how) {
-  impl_->store->append(deaths_key(prefix), to_bytes(fmt::format("{} {}\n", rank, how)));
+  store_->append(deaths_key(prefix), to_bytes(fmt::format("{} {}\n", rank, how)));
 }
 
 std::string LocalStore::read(const std::string& key) {
-  if (!impl_->store->check({key})) return "";
-  const std::vector<uint8_t> text = impl_->store->get(key);
+  if (!store_->check({key})) return "";
+  const std::vector<uint8_t> text = store_->get(key);
   return {text.begin(), text.end()};
 }
 

@@ -5,6 +5,10 @@
 #include <memory>
 #include <string>
 
+namespace c10d {
+class Store;
+}
+
 namespace distca {
 
 enum class Interface { kLoopback, kAll };
@@ -36,7 +40,6 @@ class ListenSocket {
 class LocalStore {
  public:
   explicit LocalStore(ListenSocket& socket);
-  ~LocalStore();
   /// Whose store it is (run_store.h): ranks of other runs are refused, whoever comes first.
   void belong_to(const std::string& run, const std::string& prefix, int size);
   /// The run is over: who comes now waits for the next run's store.
@@ -49,8 +52,7 @@ class LocalStore {
   std::string read(const std::string& key);
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<c10d::Store> store_;
 };
 
 }  // namespace distca

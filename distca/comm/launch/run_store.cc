@@ -1,5 +1,6 @@
 #include "distca/comm/launch/run_store.h"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
@@ -45,15 +46,27 @@ std::string store_name(const Rendezvous& rendezvous) {
   return fmt::format("the store at {}:{}", rendezvous.address, rendezvous.port);
 }
 
-struct RunStore::Impl {
-  c10::intrusive_ptr<c10d::Store> store;
-  bool is_ours = true;
-};
+std::shared_ptr<c10d::Store> keep_store(c10d::Store& store) {
+  const auto kept = c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(&store);
+  return {&store, [kept](c10d::Store*) {}};
+}
+
+std::shared_ptr<c10d::Store> connect_to_store(const Rendezvous& rendezvous, double timeout_s,
+                                              const std::string& part) {
+  const c10d::TCPStoreOptions options{.port = rendezvous.port,
+                                      .waitWorkers = false,
+                                      .timeout = to_milliseconds(std::max(timeout_s, 0.001))};
+  c10::intrusive_ptr<c10d::Store> store =
+      c10::make_intrusive<c10d::TCPStore>(rendezvous.address, options);
+  if (!part.empty())
+    store = c10::make_intrusive<c10d::PrefixStore>(rendezvous.prefix + part, store);
+  return keep_store(*store);
+}
 
 class RunStore::Question {
  public:
-  explicit Question(Impl& impl) : store_(*impl.store) {
-    if (!impl.is_ours) hushed_.emplace();
+  explicit Question(RunStore& asking) : store_(*asking.store_) {
+    if (!asking.is_ours_) hushed_.emplace();
   }
   c10d::Store* operator->() const { return &store_; }
 
@@ -63,12 +76,11 @@ class RunStore::Question {
 };
 
 RunStore::RunStore(const Rendezvous& rendezvous, const CommOptions& options, c10d::Store* made)
-    : impl_(std::make_unique<Impl>()) {
+    : is_ours_(made == nullptr) {
   const Stopwatch watch;
   double over_since = -1;
   if (made) {
-    impl_->store = made->clone();
-    impl_->is_ours = false;
+    store_ = keep_store(*made->clone());
   } else {
     check_address(rendezvous);
   }
@@ -79,21 +91,15 @@ RunStore::RunStore(const Rendezvous& rendezvous, const CommOptions& options, c10
     }
     std::this_thread::sleep_for(std::chrono::duration<double>(kRetry));
   }
-  impl_->store->setTimeout(to_milliseconds(options.timeout_s));
+  store_->setTimeout(to_milliseconds(options.timeout_s));
   claim(rendezvous);
 }
-
-RunStore::~RunStore() = default;
 
 /// False if the store that is there belongs to a run that is over.
 bool RunStore::connect(const Rendezvous& rendezvous, const CommOptions& options, double timeout_s) {
   const Stopwatch watch;
-  c10d::TCPStoreOptions store_options;
-  store_options.port = rendezvous.port;
-  store_options.waitWorkers = false;
-  store_options.timeout = to_milliseconds(std::max(timeout_s, 0.001));
   try {
-    impl_->store = c10::make_intrusive<c10d::TCPStore>(rendezvous.address, store_options);
+    store_ = connect_to_store(rendezvous, timeout_s);
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {
@@ -128,7 +134,7 @@ void RunStore::claim(const Rendezvous& rendezvous) {
 
 RunStore::Question RunStore::ask(size_t keys) {
   keys_handled_ += static_cast<int64_t>(keys);
-  return Question(*impl_);
+  return Question(*this);
 }
 
 bool RunStore::has(const std::string& key) { return ask()->check({key}); }
@@ -163,7 +169,7 @@ std::string RunStore::set_first(const std::string& key, const std::string& value
 int64_t RunStore::add(const std::string& key, int64_t amount) { return ask()->add(key, amount); }
 
 void RunStore::forget(const std::vector<std::string>& keys) {
-  if (impl_->is_ours) return;  // it ends with its run
+  if (is_ours_) return;  // it ends with its run
   for (const std::string& key : keys) ask()->deleteKey(key);
 }
 

@@ -1,7 +1,6 @@
 #include "distca/comm/nccl/nccl_connections.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -17,6 +16,7 @@
 #include "distca/base/error.h"
 #include "distca/comm/health/startup.h"
 #include "distca/comm/hushed_cerr.h"
+#include "distca/comm/launch/run_store.h"
 
 namespace distca {
 namespace {
@@ -29,13 +29,6 @@ constexpr double kFirstPause = 1e-3;  // seconds between two looks
 constexpr double kLastPause = 0.1;
 constexpr const char* kIdKey = "id";
 constexpr const char* kLeftKey = "left";
-
-/// The store, whose keys get the prefix.
-std::shared_ptr<c10d::Store> prefixed(const std::string& prefix,
-                                      const c10::intrusive_ptr<c10d::Store>& store) {
-  const auto own = c10::make_intrusive<c10d::PrefixStore>(prefix + "nccl", store);
-  return {own.get(), [own](c10d::Store*) {}};
-}
 
 /// Rank 0's, which it makes.
 NcclUniqueId shared_id(const NcclLibrary& nccl, int rank, c10d::Store& store) {
@@ -100,22 +93,14 @@ std::vector<Message> in_order(std::span<const Message> messages) {
 }  // namespace
 
 OpenStore store_of(const Rendezvous& rendezvous) {
-  return [rendezvous](double timeout_s) {
-    c10d::TCPStoreOptions options;
-    options.port = rendezvous.port;
-    options.waitWorkers = false;
-    options.timeout = to_milliseconds(std::max(timeout_s, 0.001));
-    return prefixed(rendezvous.prefix,
-                    c10::make_intrusive<c10d::TCPStore>(rendezvous.address, options));
-  };
+  return [rendezvous](double timeout_s) { return connect_to_store(rendezvous, timeout_s, "nccl"); };
 }
 
 OpenStore store_like(c10d::Store& made, const std::string& prefix) {
-  const auto kept = c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(&made);
-  return [kept, prefix](double timeout_s) {
+  return [kept = keep_store(made), prefix](double timeout_s) {
     const c10::intrusive_ptr<c10d::Store> own = kept->clone();
     own->setTimeout(to_milliseconds(std::max(timeout_s, 0.001)));
-    return prefixed(prefix, own);
+    return keep_store(*c10::make_intrusive<c10d::PrefixStore>(prefix + "nccl", own));
   };
 }
 
@@ -184,20 +169,17 @@ void NcclConnections::finish() {
 std::shared_ptr<NcclConnections> connect_nccl(const NcclLibrary& nccl, const NcclDevice& device,
                                               const Rendezvous& rendezvous, const OpenStore& open,
                                               Heartbeat& heartbeat) {
-  struct Made {
-    std::shared_ptr<NcclConnections> connections;
-  };
-  const auto made = std::make_shared<Made>();
+  const auto made = std::make_shared<std::shared_ptr<NcclConnections>>();
   const double left_s = std::max(heartbeat.startup_deadline() - steady_seconds(), 0.0);
   connect_by_deadline(
       rendezvous, heartbeat,
       [=] {
         if (device.make_current) device.make_current();
         const auto store = open(left_s + kOursFirst);
-        made->connections = std::make_shared<NcclConnections>(nccl, device, rendezvous, *store);
+        *made = std::make_shared<NcclConnections>(nccl, device, rendezvous, *store);
       },
       [] { return "cannot connect through NCCL"; });
-  return made->connections;
+  return *made;
 }
 
 namespace {
