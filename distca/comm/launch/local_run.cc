@@ -48,7 +48,7 @@ class LocalRun {
       : options_(options),
         attempt_(attempt),
         socket_(Interface::kLoopback, options.port),
-        port_(socket_.port()),
+        store_(socket_),
         end_{.late_after_s = options.timeout_s + options.grace_s} {}
   ~LocalRun();
 
@@ -72,8 +72,7 @@ class LocalRun {
   const LaunchOptions& options_;
   const Attempt& attempt_;
   ListenSocket socket_;
-  const uint16_t port_;
-  std::optional<LocalStore> store_;
+  LocalStore store_;  // its threads inherit our mask: signals come to us alone
   std::vector<Child> children_;
   RunEnd end_;                             // filled in in the course of the run
   bool all_started_ = false;               // so that the terminal's Ctrl-C reaches all of them
@@ -103,8 +102,7 @@ LocalRun::~LocalRun() {
 }
 
 Ended LocalRun::run() {
-  store_.emplace(socket_);  // its threads inherit our mask: signals come to us alone
-  store_->belong_to("distca", kKeyPrefix, options_.workers);
+  store_.belong_to("distca", kKeyPrefix, options_.workers);
   cannot_run_ = fmt::format("{}error: cannot run {}\n", kExitMessage, options_.command.at(0));
   for (const std::string& argument : options_.command) {
     argv_.push_back(const_cast<char*>(argument.c_str()));
@@ -119,7 +117,7 @@ Ended LocalRun::run() {
     end_the_late();
     end_by_force();
   }
-  end_.diagnosis = store_->read(diagnosis_key(kKeyPrefix));
+  end_.diagnosis = store_.read(diagnosis_key(kKeyPrefix));
   end_.rank_0_finished =
       !rank_0_beat_.empty() && decode_beat(rank_0_beat_).news.state == RankState::kFinished;
   for (const Child& child : children_) {
@@ -140,7 +138,7 @@ void LocalRun::make_environment(int rank) {
   set("DISTCA_RANK", std::to_string(rank));
   set("DISTCA_SIZE", std::to_string(options_.workers));
   set("DISTCA_MASTER_ADDR", loopback_address());
-  set("DISTCA_MASTER_PORT", std::to_string(port_));
+  set("DISTCA_MASTER_PORT", std::to_string(socket_.port()));
   set("DISTCA_RUN_ID", attempt_.run_id);
   set("DISTCA_RESTART", std::to_string(attempt_.restart));
   if (!env_string("RES_OPTIONS")) {
@@ -266,7 +264,7 @@ void LocalRun::note_end(Child& child, int status) {
   const bool stopped = end_.signal != 0 && was_stopped(status);
   if (stopped && WIFEXITED(status)) return;  // in good order
   if (!stopped) end_.failed.push_back(child.rank);
-  store_->post_death(kKeyPrefix, child.rank, describe_exit(status));
+  store_.post_death(kKeyPrefix, child.rank, describe_exit(status));
   // While a stop is under way, rank 0 may be saving whatever becomes of the others.
   const double deadline = steady_seconds() + options_.grace_s;
   if (terminate_at_ == 0 || (child.rank == 0 && deadline < terminate_at_)) terminate_at_ = deadline;
@@ -301,7 +299,7 @@ void LocalRun::end_the_late() {
 
 /// Rank 0 may save for as long as it shows life: that nobody waits for.
 bool LocalRun::rank_0_is_late(double now) {
-  const std::string beat = store_->read(heartbeat_key(kKeyPrefix, 0));
+  const std::string beat = store_.read(heartbeat_key(kKeyPrefix, 0));
   if (beat != rank_0_beat_) {
     rank_0_beat_ = beat;
     rank_0_moved_s_ = now;
