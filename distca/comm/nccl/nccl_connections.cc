@@ -123,21 +123,19 @@ void NcclConnections::issue(std::span<const Message> sends, std::span<const Mess
   const std::lock_guard lock(in_use_);
   if (gone_) throw std::runtime_error("the connections have been ended");
   nccl_.check(nccl_.group_start(), comm_, "ncclGroupStart");
-  int result = kNcclSuccess;
-  const auto is_well = [&] { return result == kNcclSuccess; };
-  for (const Message& message : in_order(receives)) {
-    if (!is_well()) break;
-    result = nccl_.recv(message.data, static_cast<size_t>(message.bytes), kNcclUint8, message.peer,
-                        comm_, device_.stream);
-  }
-  const bool received = is_well();
-  for (const Message& message : in_order(sends)) {
-    if (!is_well()) break;
-    result = nccl_.send(message.data, static_cast<size_t>(message.bytes), kNcclUint8, message.peer,
-                        comm_, device_.stream);
-  }
+  const auto give = [&](std::span<const Message> messages, auto function) {
+    for (const Message& message : in_order(messages)) {
+      const int result = function(message.data, static_cast<size_t>(message.bytes), kNcclUint8,
+                                  message.peer, comm_, device_.stream);
+      if (result != kNcclSuccess) return result;
+    }
+    return kNcclSuccess;
+  };
+  const int received = give(receives, nccl_.recv);
+  const int sent = received == kNcclSuccess ? give(sends, nccl_.send) : kNcclSuccess;
   const int ended = nccl_.group_end();  // also where a call in the group has failed
-  nccl_.check(result, comm_, received ? "ncclSend" : "ncclRecv");
+  nccl_.check(received, comm_, "ncclRecv");
+  nccl_.check(sent, comm_, "ncclSend");
   nccl_.check(ended, comm_, "ncclGroupEnd");
 }
 
