@@ -34,16 +34,7 @@ class NcclRank {
     heartbeat.wait_for_all();
     connections_ = connect_nccl(nccl, device, rendezvous, open_, heartbeat);
     heartbeat.end_startup();
-    watch_ = std::make_unique<NcclWatch>(
-        NcclWatch::Group{.rank = rendezvous.rank,
-                         .tick_s = heartbeat_s(options) / 4,
-                         .timeout_s = options.timeout_s,
-                         .report_s = 1.5 * heartbeat_s(options),
-                         .make_current = device.make_current,
-                         .has_passed = device.has_passed,
-                         .error = [connections = connections_] { return connections->error(); },
-                         .abort = [connections = connections_] { connections->abort(); }},
-        health_);
+    watch_ = std::make_unique<NcclWatch>(rendezvous.rank, options, connections_, health_);
   }
 
   ~NcclRank() {
