@@ -5,8 +5,6 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include <algorithm>
-
 #include "distca/base/clock.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
@@ -21,12 +19,9 @@
 namespace distca {
 namespace {
 
-constexpr double kOursFirst = 1;  // seconds
-
 /// Gloo's connecting, which waits for each of its tries as long as for all and cannot be ended.
 struct Connecting {
   const Rendezvous rendezvous;
-  const double timeout_s;
   const std::string place;  // an interface's name or address
   const bool by_name;
 
@@ -34,10 +29,10 @@ struct Connecting {
   GlooLoop loop = {};
   c10::intrusive_ptr<c10d::Backend> group = {};
 
-  void make_group();
+  void make_group(double timeout_s);
 };
 
-void Connecting::make_group() {
+void Connecting::make_group(double timeout_s) {
   const auto store = c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(
       connect_to_store(rendezvous, timeout_s, "gloo").get());
   auto options = c10d::ProcessGroupGloo::Options::create(to_milliseconds(timeout_s));
@@ -50,22 +45,6 @@ void Connecting::make_group() {
       c10::make_intrusive<c10d::ProcessGroupGloo>(store, rendezvous.rank, rendezvous.size, options);
 }
 
-std::shared_ptr<Connecting> connect(const Rendezvous& rendezvous,
-                                    const std::optional<std::string>& interface,
-                                    Heartbeat& heartbeat) {
-  const double left_s = std::max(heartbeat.startup_deadline() - steady_seconds(), 0.0);
-  const std::shared_ptr<Connecting> connecting(
-      new Connecting{.rendezvous = rendezvous,
-                     // c10d's deadline: later than ours, which says who was awaited.
-                     .timeout_s = left_s + kOursFirst,
-                     .place = interface ? *interface : heartbeat.own_address(),
-                     .by_name = interface.has_value()});
-  connect_by_deadline(
-      rendezvous, heartbeat, [connecting] { connecting->make_group(); },
-      [connecting] { return "cannot connect through " + connecting->place; });
-  return connecting;
-}
-
 }  // namespace
 
 std::unique_ptr<Communicator> make_gloo_group(const Rendezvous& rendezvous,
@@ -73,11 +52,18 @@ std::unique_ptr<Communicator> make_gloo_group(const Rendezvous& rendezvous,
   const std::optional<std::string> interface = env_string("GLOO_SOCKET_IFNAME");
   if (interface) check_interface(*interface);  // before anybody waits for us
   auto health = std::make_unique<Health>(rendezvous, options);
-  health->heartbeat.wait_for_all();
-  const std::shared_ptr<Connecting> connected = connect(rendezvous, interface, health->heartbeat);
-  health->heartbeat.end_startup();
-  const c10::intrusive_ptr<c10d::Backend> group = std::move(connected->group);
-  return make_c10d_group(*group, std::move(health), connected->loop);
+  Heartbeat& heartbeat = health->heartbeat;
+  heartbeat.wait_for_all();
+  const std::shared_ptr<Connecting> connecting(
+      new Connecting{.rendezvous = rendezvous,
+                     .place = interface ? *interface : heartbeat.own_address(),
+                     .by_name = interface.has_value()});
+  connect_by_deadline(
+      rendezvous, heartbeat, [connecting](double timeout_s) { connecting->make_group(timeout_s); },
+      [connecting] { return "cannot connect through " + connecting->place; });
+  heartbeat.end_startup();
+  const c10::intrusive_ptr<c10d::Backend> group = std::move(connecting->group);
+  return make_c10d_group(*group, std::move(health), connecting->loop);
 }
 
 }  // namespace distca

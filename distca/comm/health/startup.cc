@@ -1,9 +1,9 @@
 #include "distca/comm/health/startup.h"
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <thread>
-#include <utility>
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
@@ -11,12 +11,14 @@
 namespace distca {
 
 void connect_by_deadline(const Rendezvous& rendezvous, Heartbeat& heartbeat,
-                         std::function<void()> connect,
+                         const std::function<void(double timeout_s)>& connect,
                          const std::function<std::string()>& cannot) {
   constexpr std::chrono::milliseconds kTick(20);
+  constexpr double kOursFirst = 1;  // seconds
   const Stopwatch watch;
+  const double left_s = std::max(heartbeat.startup_deadline() - steady_seconds(), 0.0);
   FailedWait wait{.rank = rendezvous.rank, .at = heartbeat.begin("connecting all ranks")};
-  std::packaged_task<void()> task(std::move(connect));
+  std::packaged_task<void()> task([=] { connect(left_s + kOursFirst); });
   std::future<void> result = task.get_future();
   std::thread(std::move(task)).detach();
   bool ended = false;

@@ -23,7 +23,6 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-constexpr double kOursFirst = 1;      // seconds that c10d's deadline comes after ours
 constexpr double kReturn = 2;         // seconds that a call of NCCL may take to return at the end
 constexpr double kFirstPause = 1e-3;  // seconds between two looks
 constexpr double kLastPause = 0.1;
@@ -168,12 +167,11 @@ std::shared_ptr<NcclConnections> connect_nccl(const NcclLibrary& nccl, const Ncc
                                               const Rendezvous& rendezvous, const OpenStore& open,
                                               Heartbeat& heartbeat) {
   const auto made = std::make_shared<std::shared_ptr<NcclConnections>>();
-  const double left_s = std::max(heartbeat.startup_deadline() - steady_seconds(), 0.0);
   connect_by_deadline(
       rendezvous, heartbeat,
-      [=] {
+      [=](double timeout_s) {
         if (device.make_current) device.make_current();
-        const auto store = open(left_s + kOursFirst);
+        const auto store = open(timeout_s);
         *made = std::make_shared<NcclConnections>(nccl, device, rendezvous, *store);
       },
       [] { return "cannot connect through NCCL"; });
