@@ -20,6 +20,6 @@ std::string encode_beat(const RankNews& mine, int64_t number);
 Beat decode_beat(const std::string& text);
 /// Marks the ranks [rank] that are lost; `text` has a line "RANK how" for each that was seen to
 /// end.
-void read_deaths(const std::string& text, std::vector<RankNews>& news);
+void read_deaths(const std::string& text, std::vector<Beat>& beats);
 
 }  // namespace distca

@@ -79,9 +79,8 @@ struct Heartbeat::State {
   int64_t number = 0;  // the number of our last heartbeat
   double last_beat = 0;
   int64_t neighbour_beat = -1;
-  int same_beat = 0;       // looks at the next rank that found no new heartbeat
-  double last_look = 0;    // at it
-  std::vector<Beat> seen;  // [size]
+  int same_beat = 0;     // looks at the next rank that found no new heartbeat
+  double last_look = 0;  // at it
 
   void run();
   void beat();
@@ -98,7 +97,7 @@ struct Heartbeat::State {
   bool linger(double& pause);
   bool wait_for_diagnosis();
   void diagnose_all();
-  std::vector<RankNews> read_all();
+  std::vector<Beat> read_all();
   void raise_alarm(std::optional<std::string> text);
   void lose_store(const std::string& why);
 
@@ -252,19 +251,16 @@ void Heartbeat::State::lose_store(const std::string& why) {
   raise_alarm(std::move(text));
 }
 
-std::vector<RankNews> Heartbeat::State::read_all() {
-  std::vector<RankNews> news(rendezvous.size);
-  seen.resize(rendezvous.size);
+/// [rank]
+std::vector<Beat> Heartbeat::State::read_all() {
   std::vector<std::string> keys;
   for (int rank = 0; rank < rendezvous.size; ++rank)
     keys.push_back(heartbeat_key(rendezvous.prefix, rank));
-  const auto beats = store->get_each(keys, here.all);
-  for (int rank = 0; rank < rendezvous.size; ++rank) {
-    if (beats[rank]) seen[rank] = decode_beat(*beats[rank]);
-    news[rank] = beats[rank] ? seen[rank].news : RankNews{.state = RankState::kAbsent};
-  }
-  read_deaths(store->find(deaths_key(rendezvous.prefix)).value_or(""), news);
-  return news;
+  std::vector<Beat> beats;
+  for (const auto& text : store->get_each(keys, here.all))
+    beats.push_back(text ? decode_beat(*text) : Beat{.news = {.state = RankState::kAbsent}});
+  read_deaths(store->find(deaths_key(rendezvous.prefix)).value_or(""), beats);
+  return beats;
 }
 
 /// One rank reads all heartbeats for the others, unless it is lost itself.
@@ -299,28 +295,29 @@ void Heartbeat::State::diagnose_all() {
   const Stopwatch watch;
   const double patience = silence_s();
   double pause = kFirstPause;
-  const std::vector<RankNews> first = read_all();
-  const std::vector<Beat> before = seen;
-  std::vector<RankNews> news = first;
+  const std::vector<Beat> first = read_all();
+  std::vector<Beat> last = first;
   auto someone_ended = [&] {
-    return std::ranges::any_of(news, [](const RankNews& one) {
-      return one.state == RankState::kDead || one.state == RankState::kFailed;
+    return std::ranges::any_of(last, [](const Beat& one) {
+      return one.news.state == RankState::kDead || one.news.state == RankState::kFailed;
     });
   };
   while (!someone_ended() && watch.seconds() < patience) {
     if (linger(pause)) return;
-    news = read_all();
+    last = read_all();
   }
   const double watched = watch.seconds();
-  for (int rank = 0; rank < rendezvous.size && watched >= patience; ++rank) {
-    if (news[rank].state != RankState::kLive || seen[rank].number != before[rank].number) continue;
-    news[rank].state = RankState::kSilent;
-    // The clocks of two machines may differ; what we watched ourselves is sure.
-    news[rank].silent_s = std::max(watched, wall_seconds() - seen[rank].wall_s);
-  }
+  std::vector<RankNews> news;
   for (int rank = 0; rank < rendezvous.size; ++rank) {
-    if (news[rank].state == RankState::kLive && first[rank].state == RankState::kLive)
-      news[rank] = first[rank];
+    RankNews& one = news.emplace_back(last[rank].news);
+    if (one.state != RankState::kLive) continue;
+    if (watched >= patience && last[rank].number == first[rank].number) {
+      one.state = RankState::kSilent;
+      // The clocks of two machines may differ; what we watched ourselves is sure.
+      one.silent_s = std::max(watched, wall_seconds() - last[rank].wall_s);
+    } else if (first[rank].news.state == RankState::kLive) {
+      one = first[rank].news;
+    }
   }
   const std::string text = distca::diagnosis(*question, news);
   raise_alarm(store->set_first(diagnosis_key(rendezvous.prefix), text));
