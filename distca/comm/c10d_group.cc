@@ -44,7 +44,7 @@ struct Connections {
   bool failed = false;
 };
 
-class C10dExchange : public PendingExchange {
+class C10dExchange final : public PendingExchange {
  public:
   /// The first `num_receives` of `pending` are receives.
   C10dExchange(std::shared_ptr<Connections> connections, Activity at, std::vector<Pending> pending,
@@ -54,15 +54,7 @@ class C10dExchange : public PendingExchange {
         pending_(std::move(pending)),
         num_receives_(num_receives) {}
 
-  ~C10dExchange() override {
-    // A rank that fails does not wait for the others: they are about to learn of it.
-    if (std::uncaught_exceptions() > exceptions_) return;
-    try {
-      wait();
-    } catch (const Error&) {
-      // Whoever cares has called wait().
-    }
-  }
+  ~C10dExchange() override { wait_at_last(); }
 
   void wait_received() override { wait_for_first(num_receives_); }
   void wait() override { wait_for_first(pending_.size()); }
@@ -109,7 +101,6 @@ class C10dExchange : public PendingExchange {
   Activity at_;
   std::vector<Pending> pending_;  // receives, then sends, that were not waited for
   size_t num_receives_;           // in pending_
-  const int exceptions_ = std::uncaught_exceptions();
 };
 
 class C10dCommunicator : public Communicator {

@@ -265,20 +265,13 @@ void ThreadGroup::fail(std::string why) {
   changed_.notify_all();
 }
 
-class ThreadExchange : public PendingExchange {
+class ThreadExchange final : public PendingExchange {
  public:
   ThreadExchange(std::shared_ptr<ThreadGroup> group, std::shared_ptr<Issued> issued)
       : group_(std::move(group)), issued_(std::move(issued)) {}
 
   ~ThreadExchange() override {
-    // A rank that fails does not wait for the others: they are about to learn of it.
-    if (std::uncaught_exceptions() == exceptions_) {
-      try {
-        wait();
-      } catch (const std::exception&) {  // a device that is lost throws PyTorch's
-        // Whoever cares has called wait().
-      }
-    }
+    wait_at_last();
     group_->withdraw(issued_);
   }
 
@@ -288,7 +281,6 @@ class ThreadExchange : public PendingExchange {
  private:
   std::shared_ptr<ThreadGroup> group_;
   std::shared_ptr<Issued> issued_;
-  const int exceptions_ = std::uncaught_exceptions();
 };
 
 class ThreadCommunicator : public Communicator {

@@ -86,15 +86,7 @@ class NcclExchange final : public PendingExchange {
                DeviceMark end)
       : group_(std::move(group)), issued_(std::move(issued)), end_(std::move(end)) {}
 
-  ~NcclExchange() override {
-    // A rank that fails does not wait for the others: they are about to learn of it.
-    if (std::uncaught_exceptions() > exceptions_) return;
-    try {
-      wait();
-    } catch (const std::exception&) {
-      // Whoever cares has called wait().
-    }
-  }
+  ~NcclExchange() override { wait_at_last(); }
 
   // NCCL ends the sends and receives of a group together.
   void wait_received() override { wait(); }
@@ -113,7 +105,6 @@ class NcclExchange final : public PendingExchange {
   const std::shared_ptr<NcclRank> group_;
   std::shared_ptr<NcclWatch::Exchange> issued_;  // null without messages, or once waited for
   const DeviceMark end_;
-  const int exceptions_ = std::uncaught_exceptions();
 };
 
 class NcclCommunicator final : public Communicator {
