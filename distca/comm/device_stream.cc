@@ -4,13 +4,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace distca {
-namespace {
-
-const c10::Event& event_of(const DeviceMark& mark) {
-  return *static_cast<const c10::Event*>(mark.get());
-}
-
-}  // namespace
 
 c10::Stream current_stream(const c10::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -23,9 +16,11 @@ DeviceMark end_of(const c10::Stream& stream) {
 }
 
 void follow(const c10::Stream& stream, const DeviceMark& mark) {
-  if (mark) event_of(mark).block(stream);
+  if (mark) static_cast<const c10::Event*>(mark.get())->block(stream);
 }
 
-bool has_passed(const DeviceMark& mark) { return !mark || event_of(mark).query(); }
+bool has_passed(const DeviceMark& mark) {
+  return !mark || static_cast<const c10::Event*>(mark.get())->query();
+}
 
 }  // namespace distca
