@@ -73,6 +73,8 @@ class FileDescriptor {
   }
 
   int get() const { return value_; }
+  /// The descriptor, which the caller closes from now on.
+  int release() { return std::exchange(value_, -1); }
 
  private:
   int value_;

@@ -3,17 +3,14 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <utility>
 
 #include "distca/base/error.h"
-#include "distca/base/file.h"
 #include "distca/comm/launch/run_store.h"
 #include "distca/comm/launch/store_keys.h"
 
@@ -53,30 +50,23 @@ ListenSocket::ListenSocket(Interface interface, int port) {
   const bool loopback = interface == Interface::kLoopback;
   const char* const all = has_ipv6() ? "::" : "0.0.0.0";
   const AddressInfo address = address_of(loopback ? loopback_address() : all, port);
-  fd_ = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd_ < 0) throw Error(ErrorKind::kIo, "no socket for the store: {}", std::strerror(errno));
+  const int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) throw Error(ErrorKind::kIo, "no socket for the store: {}", std::strerror(errno));
+  fd_ = FileDescriptor(fd);
   const int yes = 1, no = 0;
-  setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));  // after an earlier run
-  if (has_ipv6()) setsockopt(fd_, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no));
-  if (bind(fd_, address->ai_addr, address->ai_addrlen) != 0 || listen(fd_, SOMAXCONN) != 0 ||
-      getsockname(fd_, address->ai_addr, &address->ai_addrlen) != 0) {
-    const int why = errno;
-    close(fd_);
-    throw Error(ErrorKind::kConfig, "port {} cannot be used: {}; choose another{}", port,
-                why == EADDRINUSE ? "it is in use" : std::strerror(why),
-                loopback ? ", or 0 to let the system choose" : " (MASTER_PORT)");
-  }
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));  // after an earlier run
+  if (has_ipv6()) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no));
+  DISTCA_THROW_IF(bind(fd, address->ai_addr, address->ai_addrlen) != 0 ||
+                      listen(fd, SOMAXCONN) != 0 ||
+                      getsockname(fd, address->ai_addr, &address->ai_addrlen) != 0,
+                  ErrorKind::kConfig, "port {} cannot be used: {}; choose another{}", port,
+                  errno == EADDRINUSE ? "it is in use" : std::strerror(errno),
+                  loopback ? ", or 0 to let the system choose" : " (MASTER_PORT)");
   sockaddr_in bound = {};  // the port lies at the same place in both families
   static_assert(offsetof(sockaddr_in6, sin6_port) == offsetof(sockaddr_in, sin_port));
   std::memcpy(&bound, address->ai_addr, sizeof(bound));
   port_ = ntohs(bound.sin_port);
 }
-
-ListenSocket::~ListenSocket() {
-  if (fd_ >= 0) close(fd_);
-}
-
-int ListenSocket::release() { return std::exchange(fd_, -1); }
 
 LocalStore::LocalStore(ListenSocket& socket) {
   const c10d::TCPStoreOptions options{.port = socket.port(),

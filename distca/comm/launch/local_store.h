@@ -5,6 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "distca/base/file.h"
+
 namespace c10d {
 class Store;
 }
@@ -24,15 +26,12 @@ class ListenSocket {
  public:
   /// Port 0: a free one. Throws Error(kConfig) naming the port if it is in use.
   ListenSocket(Interface interface, int port);
-  ~ListenSocket();
-  ListenSocket(const ListenSocket&) = delete;
-  ListenSocket& operator=(const ListenSocket&) = delete;
 
   uint16_t port() const { return port_; }
-  int release();
+  int release() { return fd_.release(); }
 
  private:
-  int fd_ = -1;
+  FileDescriptor fd_;
   uint16_t port_ = 0;
 };
 
