@@ -11,7 +11,7 @@
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/batch/data_blend.h"
-#include "distca/comm/device_copy.h"
+#include "distca/comm/device_stream.h"
 #include "distca/comm/host_read.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/comm/thread_group.h"

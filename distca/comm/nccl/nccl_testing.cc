@@ -11,7 +11,7 @@
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
-#include "distca/comm/device_copy.h"
+#include "distca/comm/device_stream.h"
 #include "distca/comm/late_messages_testing.h"
 #include "distca/comm/local_device.h"
 #include "distca/comm/nccl/nccl_group.h"
