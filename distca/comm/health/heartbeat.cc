@@ -52,9 +52,9 @@ struct Heartbeat::State {
   CommOptions options;
   std::function<void()> on_alarm;
   std::function<bool()> is_over;  // Null means never.
-  double startup_deadline = 0;
-  std::string address;  // our interface's towards the store; empty for a store made elsewhere
-  std::unique_ptr<RunStore> store;  // the heartbeat thread's alone
+  double startup_deadline = steady_seconds() + options.startup_timeout_s;
+  std::string address = {};  // our interface's towards the store; empty for a store made elsewhere
+  std::unique_ptr<RunStore> store = {};  // the heartbeat thread's alone
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -64,7 +64,6 @@ struct Heartbeat::State {
   std::atomic<bool> starting = true;
   std::atomic<bool> connected = false;
   std::atomic<bool> alarmed = false;
-  std::atomic<int64_t> keys_handled = 0;
   std::optional<FailedWait> question;
   std::atomic<bool> neighbour_lost = false;
   // Only the heartbeat thread writes these, so it reads them without the mutex.
@@ -117,7 +116,6 @@ void Heartbeat::State::run() {
       look_for_connected();
       look_at_neighbour();
       look_for_alarm();
-      keys_handled = store->keys_handled();
       std::unique_lock lock(mutex);
       if (mine_state != RankState::kLive) {
         lock.unlock();
@@ -326,13 +324,8 @@ void Heartbeat::State::diagnose_all() {
 Heartbeat::Heartbeat(const Rendezvous& rendezvous, const CommOptions& options,
                      std::function<void()> on_alarm, c10d::Store* made,
                      std::function<bool()> is_over)
-    : state_(std::make_shared<State>()) {
-  state_->rendezvous = rendezvous;
-  state_->options = options;
-  state_->on_alarm = std::move(on_alarm);
-  state_->is_over = std::move(is_over);
+    : state_(new State{rendezvous, options, std::move(on_alarm), std::move(is_over)}) {
   if (!made) hush_c10d();  // a program that has made its store reads c10d's messages
-  state_->startup_deadline = steady_seconds() + options.startup_timeout_s;
   state_->store = std::make_unique<RunStore>(rendezvous, options, made);
   // Only now: a name may become known while its machine starts.
   if (!made) {
@@ -404,7 +397,7 @@ bool Heartbeat::neighbour_lost() const { return state_->starting && state_->neig
 
 void Heartbeat::end_startup() { state_->starting = false; }
 
-int64_t Heartbeat::keys_handled() const { return state_->keys_handled; }
+int64_t Heartbeat::keys_handled() const { return state_->store->keys_handled(); }
 
 void Heartbeat::set_step(int64_t step) {
   std::lock_guard lock(state_->mutex);

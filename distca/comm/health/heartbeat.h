@@ -80,7 +80,7 @@ class Heartbeat {
   /// or three times that if the rank that reads the heartbeats is lost, too; if the store is lost,
   /// or does not answer within the grace period after, says what this rank knows.
   std::string diagnose(const FailedWait& wait);
-  /// Keys of the store that this rank has asked for or set, as of its last heartbeat.
+  /// Keys of the store that this rank has asked for or set so far.
   int64_t keys_handled() const;
 
  private:

@@ -20,6 +20,7 @@
 //
 // Thread rule: one thread at a time.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -70,7 +71,8 @@ class RunStore {
   /// Deletes the keys of a store that somebody else made, if they are there.
   void forget(const std::vector<std::string>& keys);
 
-  /// Keys asked for or set so far: what the store, one thread for all ranks, has to do for us.
+  /// Keys asked for or set so far: what the store, one thread for all ranks, has to do for us. Any
+  /// thread.
   int64_t keys_handled() const { return keys_handled_; }
 
  private:
@@ -82,7 +84,7 @@ class RunStore {
 
   std::shared_ptr<c10d::Store> store_;
   const bool is_ours_;
-  int64_t keys_handled_ = 0;
+  std::atomic<int64_t> keys_handled_ = 0;
 };
 
 }  // namespace distca
