@@ -178,21 +178,6 @@ std::shared_ptr<NcclConnections> connect_nccl(const NcclLibrary& nccl, const Ncc
   return *made;
 }
 
-namespace {
-
-/// Until all ranks have come here, or somebody is known to be lost.
-void wait_for_others(const Rendezvous& rendezvous, c10d::Store& store, double patience_s,
-                     const std::function<bool()>& is_over) {
-  double pause = kFirstPause;
-  const Stopwatch watch;
-  while (store.add(kLeftKey, 0) < rendezvous.size && !is_over() && watch.seconds() < patience_s) {
-    std::this_thread::sleep_for(Seconds(pause));
-    pause = std::min(2 * pause, kLastPause);
-  }
-}
-
-}  // namespace
-
 void leave_nccl(std::shared_ptr<NcclConnections> connections, const Rendezvous& rendezvous,
                 const OpenStore& open, const Heartbeat& heartbeat, bool is_well,
                 double patience_s) {
@@ -205,12 +190,19 @@ void leave_nccl(std::shared_ptr<NcclConnections> connections, const Rendezvous& 
       const HushedCerr hushed;  // c10d prints a lot if the store is gone
       const auto store = open(kReturn);
       store->add(kLeftKey, 1);
-      if (is_well) wait_for_others(rendezvous, *store, patience_s, [over] { return over->load(); });
+      // Until all ranks have come here, or somebody is known to be lost.
+      double pause = kFirstPause;
+      const Stopwatch waiting;
+      while (!*over && store->add(kLeftKey, 0) < rendezvous.size &&
+             waiting.seconds() < patience_s) {
+        std::this_thread::sleep_for(Seconds(pause));
+        pause = std::min(2 * pause, kLastPause);
+      }
     } catch (const std::exception&) {
       // The run's store is gone, and with it the run.
     }
     try {
-      is_well && !*over ? connections->finish() : connections->abort();
+      *over ? connections->abort() : connections->finish();
     } catch (const std::exception&) {
       // All that this rank wanted has been done.
     }
