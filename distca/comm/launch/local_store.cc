@@ -77,24 +77,23 @@ LocalStore::LocalStore(ListenSocket& socket) {
 }
 
 void LocalStore::belong_to(const std::string& run, const std::string& prefix, int size) {
-  store_->set(kOwnerKey, to_bytes(run));
-  store_->set(size_key(prefix), to_bytes(std::to_string(size)));
+  store_->set(kOwnerKey, run);
+  store_->set(size_key(prefix), std::to_string(size));
 }
 
-void LocalStore::close_to_newcomers() { store_->set(kOverKey, to_bytes("1")); }
+void LocalStore::close_to_newcomers() { store_->set(kOverKey, "1"); }
 
 int64_t LocalStore::exit_reports(const std::string& prefix) {
   return store_->add(exit_reports_key(prefix), 0);
 }
 
 void LocalStore::post_death(const std::string& prefix, int rank, const std::string& how) {
-  store_->append(deaths_key(prefix), to_bytes(fmt::format("{} {}\n", rank, how)));
+  const std::string line = fmt::format("{} {}\n", rank, how);
+  store_->append(deaths_key(prefix), {line.begin(), line.end()});
 }
 
 std::string LocalStore::read(const std::string& key) {
-  if (!store_->check({key})) return "";
-  const std::vector<uint8_t> text = store_->get(key);
-  return {text.begin(), text.end()};
+  return store_->check({key}) ? store_->get_to_str(key) : "";
 }
 
 }  // namespace distca

@@ -20,8 +20,6 @@ namespace {
 constexpr double kRetry = 0.1;    // seconds between two looks at a store whose run is over
 constexpr double kUntilGone = 1;  // seconds a process takes to end, beyond the grace period
 
-std::string to_text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
-
 std::string random_number() {
   std::random_device device;
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", device(), device(), device(), device());
@@ -139,7 +137,7 @@ RunStore::Question RunStore::ask(size_t keys) {
 
 bool RunStore::has(const std::string& key) { return ask()->check({key}); }
 
-std::string RunStore::get(const std::string& key) { return to_text(ask()->get(key)); }
+std::string RunStore::get(const std::string& key) { return ask()->get_to_str(key); }
 
 std::optional<std::string> RunStore::find(const std::string& key) {
   if (!has(key)) return std::nullopt;
@@ -151,19 +149,18 @@ std::vector<std::optional<std::string>> RunStore::get_each(const std::vector<std
   std::vector<std::optional<std::string>> values;
   values.reserve(keys.size());
   if (all_there) {
-    for (const auto& bytes : ask(keys.size())->multiGet(keys)) values.push_back(to_text(bytes));
+    for (const auto& bytes : ask(keys.size())->multiGet(keys))
+      values.emplace_back(std::in_place, bytes.begin(), bytes.end());
     return values;
   }
   for (const std::string& key : keys) values.push_back(find(key));
   return values;
 }
 
-void RunStore::set(const std::string& key, const std::string& value) {
-  ask()->set(key, to_bytes(value));
-}
+void RunStore::set(const std::string& key, const std::string& value) { ask()->set(key, value); }
 
 std::string RunStore::set_first(const std::string& key, const std::string& value) {
-  return to_text(ask()->compareSet(key, {}, to_bytes(value)));
+  return ask()->compareSet(key, "", value);
 }
 
 int64_t RunStore::add(const std::string& key, int64_t amount) { return ask()->add(key, amount); }

@@ -34,11 +34,10 @@ NcclUniqueId shared_id(const NcclLibrary& nccl, int rank, c10d::Store& store) {
   NcclUniqueId id{};
   if (rank == 0) {
     nccl.check(nccl.get_unique_id(&id), nullptr, "ncclGetUniqueId");
-    const auto* const begin = reinterpret_cast<const uint8_t*>(id.internal);
-    store.set(kIdKey, std::vector<uint8_t>(begin, begin + sizeof(id.internal)));
+    store.set(kIdKey, std::string(id.internal, sizeof(id.internal)));
     return id;
   }
-  const std::vector<uint8_t> bytes = store.get(kIdKey);
+  const std::string bytes = store.get_to_str(kIdKey);
   if (bytes.size() != sizeof(id.internal))
     throw std::runtime_error("rank 0 has another version of distca");
   std::memcpy(id.internal, bytes.data(), bytes.size());
@@ -50,10 +49,7 @@ NcclUniqueId shared_id(const NcclLibrary& nccl, int rank, c10d::Store& store) {
 void refuse_shared_device(const NcclDevice& device, int rank, c10d::Store& store) {
   if (device.identity.empty()) return;
   const std::string mine = std::to_string(rank);
-  const std::vector<uint8_t> first =
-      store.compareSet("device/" + device.identity, std::vector<uint8_t>(),
-                       std::vector<uint8_t>(mine.begin(), mine.end()));
-  const std::string owner(first.begin(), first.end());
+  const std::string owner = store.compareSet("device/" + device.identity, "", mine);
   DISTCA_THROW_IF(
       owner != mine, ErrorKind::kConfig,
       "rank {} and rank {} have the same CUDA device: NCCL takes one rank a device; start as many "
