@@ -172,9 +172,8 @@ void LocalRun::spawn(int rank) {
   if (child.pid == 0) become_rank(child, launcher);
   child.out.close_rank_end();
   child.err.close_rank_end();
-  if (child.pid < 0) {
-    throw Error(ErrorKind::kIo, "cannot start rank {}: {}", rank, std::strerror(errno));
-  }
+  DISTCA_THROW_IF(child.pid < 0, ErrorKind::kIo, "cannot start rank {}: {}", rank,
+                  std::strerror(errno));
   children_.push_back(std::move(child));
 }
 
@@ -203,9 +202,8 @@ void LocalRun::wait_for_news() {
       readers.push_back(stream);
     }
   }
-  if (poll(polled.data(), polled.size(), until_deadline_ms()) < 0 && errno != EINTR) {
-    throw Error(ErrorKind::kIo, "poll: {}", std::strerror(errno));
-  }
+  DISTCA_THROW_IF(poll(polled.data(), polled.size(), until_deadline_ms()) < 0 && errno != EINTR,
+                  ErrorKind::kIo, "poll: {}", std::strerror(errno));
   for (size_t i = 0; i < readers.size(); ++i) {
     if (polled[i + 1].revents != 0) readers[i]->pass_on();
   }
