@@ -67,8 +67,7 @@ class C10dExchange final : public PendingExchange {
     num_receives_ = 0;
     Heartbeat& heartbeat = connections_->health->heartbeat;
     Watchdog& watchdog = *connections_->health->watchdog;
-    WaitEnd end = WaitEnd::kGaveUp;
-    std::string why;
+    FailedWait failed{.rank = connections_->group->getRank()};
     size_t done = 0;
     watchdog.begin([&pending] {
       for (const Pending& one : pending) one.work->abort();
@@ -79,19 +78,16 @@ class C10dExchange final : public PendingExchange {
         if (!pending[done].work->wait(kNever)) break;
       }
     } catch (const std::exception& error) {
-      end = WaitEnd::kConnectionLost;
-      why = first_line(error);
+      failed.end = WaitEnd::kConnectionLost;
+      failed.why = first_line(error);
     }
-    const double waited_s = watchdog.end();
+    failed.waited_s = watchdog.end();
     // Nobody can say whether the messages behind this one have come. Our heartbeat goes on showing
     // whom we awaited: others may be asking.
     if (done < count) {
-      connections_->fail({.rank = connections_->group->getRank(),
-                          .at = at_,
-                          .waited_s = waited_s,
-                          .peers = {pending[done].peer},
-                          .end = end,
-                          .why = why});
+      failed.at = at_;
+      failed.peers = {pending[done].peer};
+      connections_->fail(failed);
     }
     heartbeat.await({});
     pending_.assign(pending.begin() + static_cast<std::ptrdiff_t>(count), pending.end());
