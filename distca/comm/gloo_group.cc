@@ -29,21 +29,19 @@ struct Connecting {
   GlooLoop loop = {};
   c10::intrusive_ptr<c10d::Backend> group = {};
 
-  void make_group(double timeout_s);
+  void make_group(double timeout_s) {
+    const auto store = c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(
+        connect_to_store(rendezvous, timeout_s, "gloo").get());
+    auto options = c10d::ProcessGroupGloo::Options::create(to_milliseconds(timeout_s));
+    loop.start([&] {
+      options->devices.push_back(by_name ? c10d::ProcessGroupGloo::createDeviceForInterface(place)
+                                         : c10d::ProcessGroupGloo::createDeviceForHostname(place));
+    });
+    options->threads = 1;  // they serve collectives, which we do not use
+    group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rendezvous.rank, rendezvous.size,
+                                                        options);
+  }
 };
-
-void Connecting::make_group(double timeout_s) {
-  const auto store = c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(
-      connect_to_store(rendezvous, timeout_s, "gloo").get());
-  auto options = c10d::ProcessGroupGloo::Options::create(to_milliseconds(timeout_s));
-  loop.start([&] {
-    options->devices.push_back(by_name ? c10d::ProcessGroupGloo::createDeviceForInterface(place)
-                                       : c10d::ProcessGroupGloo::createDeviceForHostname(place));
-  });
-  options->threads = 1;  // they serve collectives, which we do not use
-  group =
-      c10::make_intrusive<c10d::ProcessGroupGloo>(store, rendezvous.rank, rendezvous.size, options);
-}
 
 }  // namespace
 

@@ -61,16 +61,11 @@ std::shared_ptr<c10d::Store> connect_to_store(const Rendezvous& rendezvous, doub
   return keep_store(*store);
 }
 
-class RunStore::Question {
- public:
-  explicit Question(RunStore& asking) : store_(*asking.store_) {
-    if (!asking.is_ours_) hushed_.emplace();
-  }
-  c10d::Store* operator->() const { return &store_; }
+struct RunStore::Question {
+  c10d::Store* operator->() const { return store; }
 
- private:
-  std::optional<HushedCerr> hushed_;
-  c10d::Store& store_;
+  const std::unique_ptr<HushedCerr> hushed;  // null for a store of ours
+  c10d::Store* const store;
 };
 
 RunStore::RunStore(const Rendezvous& rendezvous, const CommOptions& options, c10d::Store* made)
@@ -132,7 +127,7 @@ void RunStore::claim(const Rendezvous& rendezvous) {
 
 RunStore::Question RunStore::ask(size_t keys) {
   keys_handled_ += static_cast<int64_t>(keys);
-  return Question(*this);
+  return {is_ours_ ? nullptr : std::make_unique<HushedCerr>(), store_.get()};
 }
 
 bool RunStore::has(const std::string& key) { return ask()->check({key}); }

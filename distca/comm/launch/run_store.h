@@ -78,7 +78,7 @@ class RunStore {
  private:
   bool connect(const Rendezvous& rendezvous, const CommOptions& options, double timeout_s);
   void claim(const Rendezvous& rendezvous);
-  class Question;
+  struct Question;
   /// The store, for a question about so many keys.
   Question ask(size_t keys = 1);
 
