@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +21,7 @@
 #include "cli/help.h"
 #include "cli/verbs.h"
 #include "distca/base/build_info.h"
+#include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
@@ -197,8 +197,8 @@ int main(int argc, char** argv) {
   // tokens lie a page apart, and translating their addresses slows the attention kernel otherwise.
   // A value that is there already stays.
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
-  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
-  setenv(distca::kStartedAt, fmt::format("{:.3f}", now.count()).c_str(), /*overwrite=*/0);
+  const std::string now = fmt::format("{:.3f}", distca::wall_seconds());
+  setenv(distca::kStartedAt, now.c_str(), /*overwrite=*/0);
   // A file that may not grow (ulimit -f) is a failed write like any other.
   std::signal(SIGXFSZ, SIG_IGN);
   const int exit_code = run_and_report(argc, argv);

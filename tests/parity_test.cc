@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "distca/base/text.h"
-#include "distca/comm/device_copy.h"
+#include "distca/comm/device_stream.h"
 #include "tests/covering_pairs.h"
 #include "tests/parity_testing.h"
 

@@ -1,7 +1,6 @@
 #include "distca/batch/data_blend.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <numeric>
@@ -18,10 +17,8 @@ namespace {
 constexpr double kUnits = 1e9;  // units in a weight of 1
 
 int64_t weight_of(const std::string& text, const std::string& word) {
-  double weight = 0;
-  const char* const end = word.data() + word.size();
-  const auto [stop, fault] = std::from_chars(word.data(), end, weight);
-  DISTCA_THROW_IF(fault != std::errc() || stop != end, ErrorKind::kConfig,
+  const std::optional<double> weight = to_number<double>(word);
+  DISTCA_THROW_IF(!weight, ErrorKind::kConfig,
                   "data.prefix = \"{}\": \"{}\" stands where a weight is expected; several data "
                   "sets are WEIGHT PREFIX WEIGHT PREFIX, such as \"0.7 data/a 0.3 data/b\"",
                   text, word);

@@ -9,6 +9,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/base/text.h"
 
 namespace distca {
 namespace {
@@ -26,8 +27,8 @@ std::string step_name(int64_t step) { return fmt::format("{}{:06}", kStep, step)
 /// The step of a folder's name. Returns nothing if it is no checkpoint's.
 std::optional<int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kStep)) return {};
-  const int64_t step = std::strtoll(name.c_str() + std::string_view(kStep).size(), nullptr, 10);
-  return step_name(step) == name ? std::optional(step) : std::nullopt;
+  const auto step = to_number<int64_t>(name.substr(std::string_view(kStep).size()));
+  return step && step_name(*step) == name ? step : std::nullopt;
 }
 
 /// Likewise of step_000100.2, a second one of its step among those that were set aside.

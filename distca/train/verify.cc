@@ -12,7 +12,7 @@
 #include "distca/base/error.h"
 #include "distca/base/text.h"
 #include "distca/batch/data_blend.h"
-#include "distca/comm/device_copy.h"
+#include "distca/comm/device_stream.h"
 #include "distca/comm/host_read.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/comm/thread_group.h"
