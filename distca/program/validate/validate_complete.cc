@@ -46,7 +46,7 @@ class Complete {
       ++phases_[{op.kind, op.pass, op.layer, op.nano_batch, op.is_receive, of_phase}];
     if (op.leaves_weights && op.pass == Pass::kBackward) ++left_[{op.layer, op.nano_batch}];
     if (op.leaves_weights && op.pass == Pass::kForward)
-      wrong_.push_back(fmt::format("{} leaves weight gradients", describe(op)));
+      report(wrong_, "{} leaves weight gradients", describe(op));
     if (op.nano_batch >= 0 && op.pass == Pass::kBackward) trains_ = true;
     if (op.kind == OpKind::kOptimizer) updates_ = true;
   }
@@ -60,7 +60,7 @@ class Complete {
                      .nano_batch = nano,
                      .is_receive = is_receive,
                      .of_phase = of_phase};
-    wrong_.push_back(fmt::format("there is no {}", describe(missing)));
+    report(wrong_, "there is no {}", describe(missing));
   }
 
   void check_phases() {
@@ -72,7 +72,7 @@ class Complete {
     }
     if (!trains_) return;
     expect(OpKind::kGradNorm, Pass::kBackward, -1, -1);
-    if (!updates_) wrong_.push_back(fmt::format("there is no {}", op_name(OpKind::kOptimizer)));
+    if (!updates_) report(wrong_, "there is no {}", op_name(OpKind::kOptimizer));
   }
   void check_pass(Pass pass, int nano) {
     const Stage& stage = program_.stage;
@@ -117,11 +117,11 @@ class Complete {
                 .nano_batch = nano};
     const int phases = program_.stage.tensor.size > 1 ? 3 : 2;
     if (leaving > 0 && leaving < phases) {
-      wrong_.push_back(fmt::format("{} of {} phases leave {}", leaving, phases, describe(op)));
+      report(wrong_, "{} of {} phases leave {}", leaving, phases, describe(op));
     } else if (leaving > 0) {
       expect(op.kind, op.pass, layer, nano);
     } else if (phases_.contains({op.kind, op.pass, layer, nano, false, OpKind::kEmbed})) {
-      wrong_.push_back(fmt::format("nothing is left for {}", describe(op)));
+      report(wrong_, "nothing is left for {}", describe(op));
     }
   }
 
@@ -138,15 +138,15 @@ class Complete {
         for (int step = 0; step < program_.layer_steps[exchange]; ++step)
           check_step(exchange, pass, step);
       }
-      if (!is_played) wrong_.push_back(fmt::format("exchange {} is never played", exchange));
+      if (!is_played) report(wrong_, "exchange {} is never played", exchange);
     }
   }
   void check_step(int exchange, Pass pass, int number) {
     const Step step = steps_[{exchange, pass, number}];
     const auto want = [&](bool is_there, const char* what) {
       if (is_there) return;
-      wrong_.push_back(fmt::format("{}: layer step {} of exchange {} has no {}", pass_name(pass),
-                                   number, exchange, what));
+      report(wrong_, "{}: layer step {} of exchange {} has no {}", pass_name(pass), number,
+             exchange, what);
     };
     want(step.dispatches, "dispatch");
     want(step.combines, "combine");
@@ -183,11 +183,11 @@ void check_servers(std::span<const Program> programs, std::vector<std::string>& 
     const Program& first = programs[rank - rank % size];
     if (place.size != size || place.index != static_cast<int>(rank) % size ||
         (size > 1 && program.server != static_cast<int>(rank) / size)) {
-      wrong.push_back(fmt::format("rank {}: is number {} of {} in server {}, others have {}", rank,
-                                  place.index, place.size, program.server, size));
+      report(wrong, "rank {}: is number {} of {} in server {}, others have {}", rank, place.index,
+             place.size, program.server, size);
     } else if (!std::ranges::equal(program.tensor_rows, first.tensor_rows, {}, &TensorRows::rows,
                                    &TensorRows::rows)) {
-      wrong.push_back(fmt::format("rank {}: has other rows than the first of its server", rank));
+      report(wrong, "rank {}: has other rows than the first of its server", rank);
     }
   }
 }
@@ -206,8 +206,8 @@ void check_stages(std::span<const Program> programs, std::vector<std::string>& w
     expected.tensor = program.stage.tensor;
     if (!is_new &&
         (program.stage != expected || program.num_nano_batches != other.num_nano_batches)) {
-      wrong.push_back(fmt::format("rank {}: another stage {} than that of ranks before it", rank,
-                                  program.stage.index));
+      report(wrong, "rank {}: another stage {} than that of ranks before it", rank,
+             program.stage.index);
     }
   }
   int64_t layers = 0;
@@ -217,9 +217,10 @@ void check_stages(std::span<const Program> programs, std::vector<std::string>& w
     if (index != next || stage.layers.begin != layers ||
         stage.count != static_cast<int>(of_stages.size()) ||
         program->num_nano_batches != of_stages.begin()->second->num_nano_batches) {
-      wrong.push_back(fmt::format(
-          "stage {} of {} has layers {} to {} and {} nano-batches; {} layers lie before it", index,
-          stage.count, stage.layers.begin, stage.layers.end, program->num_nano_batches, layers));
+      report(wrong,
+             "stage {} of {} has layers {} to {} and {} nano-batches; {} layers lie before it",
+             index, stage.count, stage.layers.begin, stage.layers.end, program->num_nano_batches,
+             layers);
     }
     layers = stage.layers.end;
     ++next;
