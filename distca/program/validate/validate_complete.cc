@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <tuple>
+#include <utility>
 
 #include "distca/program/validate/validate_checks.h"
 
@@ -34,7 +36,7 @@ class Complete {
 
   void enlist(const Op& op) {
     if (op.exchange >= 0) {
-      Step& step = steps_[{op.exchange, op.pass, op.layer_step}];
+      Step& step = steps_[{op.exchange, op.pass}][op.layer_step];
       if (op.kind == OpKind::kDispatch) step.dispatches = true;
       if (op.kind == OpKind::kCombine) step.combines = true;
       // check_parts() says whether parts are complete.
@@ -43,7 +45,7 @@ class Complete {
     }
     const OpKind of_phase = is_of_tensor(op.kind) ? op.of_phase : OpKind::kEmbed;
     if (op.bucket < 0)
-      ++phases_[{op.kind, op.pass, op.layer, op.nano_batch, op.is_receive, of_phase}];
+      phases_.insert({op.kind, op.pass, op.layer, op.nano_batch, op.is_receive, of_phase});
     if (op.leaves_weights && op.pass == Pass::kBackward) ++left_[{op.layer, op.nano_batch}];
     if (op.leaves_weights && op.pass == Pass::kForward)
       report(wrong_, "{} leaves weight gradients", describe(op));
@@ -96,21 +98,17 @@ class Complete {
     if (program_.stage.tensor.size == 1) return;
     for (const OpKind kind : {OpKind::kAttentionNorm, OpKind::kOutProjection, OpKind::kMlpNorm})
       expect(kind, pass, layer, nano);
-    const bool forward = pass == Pass::kForward;
-    const auto carried = [&](OpKind kind, OpKind of_phase) {
-      expect(kind, pass, layer, nano, false, of_phase);
-    };
-    for (const OpKind phase :
-         {OpKind::kPostAttention, forward ? OpKind::kPreAttention : OpKind::kOutProjection})
-      carried(OpKind::kGatherRows, phase);
-    for (const OpKind phase :
-         {OpKind::kPostAttention, forward ? OpKind::kOutProjection : OpKind::kPreAttention})
-      carried(OpKind::kSumRows, phase);
+    const auto [read, written] = pass == Pass::kForward
+                                     ? std::pair(OpKind::kPreAttention, OpKind::kOutProjection)
+                                     : std::pair(OpKind::kOutProjection, OpKind::kPreAttention);
+    for (const OpKind phase : {OpKind::kPostAttention, read})
+      expect(OpKind::kGatherRows, pass, layer, nano, false, phase);
+    for (const OpKind phase : {OpKind::kPostAttention, written})
+      expect(OpKind::kSumRows, pass, layer, nano, false, phase);
   }
   /// Weight gradients are computed if both phases of the layer have left them, and only then.
   void check_weight_gradient(int layer, int nano) {
-    const auto found = left_.find({layer, nano});
-    const int leaving = found == left_.end() ? 0 : found->second;
+    const int leaving = left_[{layer, nano}];
     const Op op{.kind = OpKind::kWeightGradient,
                 .pass = Pass::kBackward,
                 .layer = layer,
@@ -130,10 +128,7 @@ class Complete {
     for (int exchange = 0; exchange < static_cast<int>(program_.exchanges.size()); ++exchange) {
       bool is_played = program_.layer_steps[exchange] == 0;
       for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-        const auto first = steps_.lower_bound({exchange, pass, 0});
-        if (first == steps_.end() || std::get<0>(first->first) != exchange ||
-            std::get<1>(first->first) != pass)
-          continue;
+        if (!steps_.contains({exchange, pass})) continue;
         is_played = true;
         for (int step = 0; step < program_.layer_steps[exchange]; ++step)
           check_step(exchange, pass, step);
@@ -142,7 +137,7 @@ class Complete {
     }
   }
   void check_step(int exchange, Pass pass, int number) {
-    const Step step = steps_[{exchange, pass, number}];
+    const Step step = steps_[{exchange, pass}][number];
     const auto want = [&](bool is_there, const char* what) {
       if (is_there) return;
       report(wrong_, "{}: layer step {} of exchange {} has no {}", pass_name(pass), number,
@@ -160,9 +155,9 @@ class Complete {
 
   const Program& program_;
   std::vector<std::string>& wrong_;
-  std::map<Phase, int> phases_;
+  std::set<Phase> phases_;
   std::map<std::pair<int, int>, int> left_;  // by layer and nano-batch: phases that leave weights
-  std::map<std::tuple<int, Pass, int>, Step> steps_;  // by exchange, pass, layer step
+  std::map<std::pair<int, Pass>, std::map<int, Step>> steps_;  // by exchange and pass: layer steps
   bool trains_ = false, updates_ = false;
 };
 

@@ -171,34 +171,26 @@ class Groups {
     const Program& program = programs_[rank];
     if (!program.gradients) return;
     const GradientExchange& exchange = *program.gradients;
-    std::map<std::vector<int>, Holder> parts;  // groups of the same ranks are one
     for (size_t i = 0; i < exchange.buckets.size(); ++i) {
       const GradientBucket& bucket = exchange.buckets[i];
-      const auto say = [&](const std::string& what) {
-        wrong_.push_back(fmt::format("rank {}: bucket {} {}", rank, i, what));
-      };
-      if (bucket.group < 0 || bucket.group >= static_cast<int>(exchange.groups.size())) {
-        say(fmt::format("is summed by group {} of {}", bucket.group, exchange.groups.size()));
+      if (bucket.group < 0 || bucket.group >= std::ssize(exchange.groups)) {
+        report(wrong_, "rank {}: bucket {} is summed by group {} of {}", rank, i, bucket.group,
+               exchange.groups.size());
         continue;
       }
-      check_phases(program, bucket, exchange.groups[bucket.group], say);
-      Holder& part = parts[exchange.groups[bucket.group]];
-      part.rank = rank;
-      part.stage = program.stage.index;
-      part.buckets.push_back(&bucket);
-    }
-    for (auto& [ranks, part] : parts) groups_[ranks].push_back(std::move(part));
-  }
-
-  template <typename Say>
-  void check_phases(const Program& program, const GradientBucket& bucket,
-                    const std::vector<int>& summed_by, const Say& say) {
-    for (const PhaseGradients& phase : program.gradients->phases) {
-      if (intersect(phase.elements, bucket.elements).empty()) continue;
-      const std::vector<int> held_by = holders_of(program.stage, phase);
-      if (held_by == summed_by) continue;
-      return say(fmt::format("is summed by ranks {}, ranks {} hold it", fmt::join(summed_by, " "),
-                             fmt::join(held_by, " ")));
+      const std::vector<int>& summed_by = exchange.groups[bucket.group];
+      for (const PhaseGradients& phase : exchange.phases) {
+        if (intersect(phase.elements, bucket.elements).empty()) continue;
+        const std::vector<int> held_by = holders_of(program.stage, phase);
+        if (held_by == summed_by) continue;
+        report(wrong_, "rank {}: bucket {} is summed by ranks {}, ranks {} hold it", rank, i,
+               fmt::join(summed_by, " "), fmt::join(held_by, " "));
+        break;
+      }
+      std::vector<Holder>& holders = groups_[summed_by];  // groups of the same ranks are one
+      if (holders.empty() || holders.back().rank != rank)
+        holders.push_back({.rank = rank, .stage = program.stage.index, .buckets = {}});
+      holders.back().buckets.push_back(&bucket);
     }
   }
   std::vector<int> holders_of(const Stage& stage, const PhaseGradients& phase) const {

@@ -23,14 +23,12 @@ class Sequence : Checker {
     attention_ops_.reserve(num_ops / 4);
     for (int32_t i = 0; i < num_ops; ++i) enlist(i);
     for (int32_t i = 0; i < num_ops; ++i) {
-      check_stream(i);
       const Op& op = program_.ops[i];
+      if (communicates(op.kind) != (op.stream == Stream::kComm)) say(i, "is on the wrong stream");
       if (op.nano_batch < 0 && op.exchange < 0) {
         check_of_step(i);
-      } else if (op.pass == Pass::kForward) {
-        check_forward(i);
       } else {
-        check_backward(i);
+        check_of_pass(i);
       }
     }
     check_completeness();
@@ -245,11 +243,6 @@ class Sequence : Checker {
       say(i, "does not read what {} receives", numbered(exchange));
   }
 
-  void check_stream(int32_t i) {
-    const Op& op = program_.ops[i];
-    if (communicates(op.kind) != (op.stream == Stream::kComm)) say(i, "is on the wrong stream");
-  }
-
   void check_of_step(int32_t i) {
     const Op& op = program_.ops[i];
     if (op.kind == OpKind::kOptimizer) {
@@ -259,12 +252,20 @@ class Sequence : Checker {
     }
   }
 
-  void check_forward(int32_t i) {
+  void check_of_pass(int32_t i) {
     const Op& op = program_.ops[i];
+    const bool backward = op.pass == Pass::kBackward;
+    if (backward) {
+      const int32_t norm = at_home(OpKind::kGradNorm, Pass::kBackward, -1, -1);
+      if (norm >= 0 && norm < i) say(i, "comes after {}", numbered(norm));
+      if (is_phase(op)) needs_at_home(i, op.kind, Pass::kForward);
+    } else if (op.kind == OpKind::kRedispatch || op.kind == OpKind::kWeightGradient) {
+      return say(i, "belongs to backward");
+    }
     follows_links(i);
     if (is_same(op, first_of_layer(op.pass))) starts_layer(i);
     if (op.kind == behind_attention(op.pass)) {
-      needs_at_home(i, OpKind::kPreAttention, Pass::kForward);
+      needs_at_home(i, before_attention(op.pass), op.pass);
       needs_attention(i);
     }
     switch (op.kind) {
@@ -272,41 +273,7 @@ class Sequence : Checker {
         after(i, before_attention(op.pass), op.pass, op.layer);
         break;
       case OpKind::kCoreAttention:
-        reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, Pass::kForward));
-        break;
-      case OpKind::kCombine:
-        combines_after_attention(i);
-        break;
-      case OpKind::kLoss:
-      case OpKind::kP2p:
-        ends_stage(i);
-        break;
-      case OpKind::kRedispatch:
-      case OpKind::kWeightGradient:
-        say(i, "belongs to backward");
-        break;
-      default:
-        break;
-    }
-  }
-
-  void check_backward(int32_t i) {
-    const Op& op = program_.ops[i];
-    const int32_t norm = at_home(OpKind::kGradNorm, Pass::kBackward, -1, -1);
-    if (norm >= 0 && norm < i) say(i, "comes after {}", numbered(norm));
-    if (is_phase(op)) needs_at_home(i, op.kind, Pass::kForward);
-    follows_links(i);
-    if (is_same(op, first_of_layer(op.pass))) starts_layer(i);
-    if (op.kind == behind_attention(op.pass)) {
-      needs_at_home(i, before_attention(op.pass), Pass::kBackward);
-      needs_attention(i);
-    }
-    switch (op.kind) {
-      case OpKind::kDispatch:
-        after(i, before_attention(op.pass), op.pass, op.layer);
-        break;
-      case OpKind::kCoreAttention:
-        check_backward_attention(i);
+        check_attention(i);
         break;
       case OpKind::kCombine:
         combines_after_attention(i);
@@ -319,10 +286,13 @@ class Sequence : Checker {
         after(i, OpKind::kPostAttention, Pass::kBackward, op.layer);
         break;
       case OpKind::kGatherRows:
-        if (op.layer < 0) ends_stage(i);
+        if (backward && op.layer < 0) ends_stage(i);
         break;
       case OpKind::kEmbed:
-        if (!is_divided()) ends_stage(i);
+        if (backward && !is_divided()) ends_stage(i);
+        break;
+      case OpKind::kLoss:
+        if (!backward) ends_stage(i);
         break;
       case OpKind::kP2p:
         ends_stage(i);
@@ -332,15 +302,14 @@ class Sequence : Checker {
     }
   }
 
-  /// Q, K, V are those of forward, of the same exchange, or were sent again.
-  void check_backward_attention(int32_t i) {
+  /// In backward, Q, K, V are those of forward, of the same exchange, or were sent again.
+  void check_attention(int32_t i) {
     const Op& op = program_.ops[i];
-    reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, Pass::kBackward));
-    if (of_exchange(OpKind::kRedispatch, Pass::kBackward, op) >= 0) {
-      reads_what_came(i, needs_of_exchange(i, OpKind::kRedispatch, Pass::kBackward));
-    } else {
-      reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, Pass::kForward));
-    }
+    reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, op.pass));
+    if (op.pass == Pass::kForward) return;
+    const bool again = of_exchange(OpKind::kRedispatch, Pass::kBackward, op) >= 0;
+    reads_what_came(i, again ? needs_of_exchange(i, OpKind::kRedispatch, Pass::kBackward)
+                             : needs_of_exchange(i, OpKind::kDispatch, Pass::kForward));
   }
 
   /// A nano-batch that has some backward has all of it: as a home, under whichever exchange. An
