@@ -106,7 +106,6 @@ const MessageList& messages(const Program& program, const Op& op, bool sent) {
 }  // namespace
 
 const char* op_name(OpKind kind) { return kKinds[static_cast<size_t>(kind)].name; }
-const char* pass_name(Pass pass) { return pass == Pass::kForward ? "forward" : "backward"; }
 const char* task_set_name(TaskSet set) { return kTaskSetNames[static_cast<size_t>(set)]; }
 const char* buffer_name(BufferRole role) { return kBufferNames[static_cast<size_t>(role)]; }
 

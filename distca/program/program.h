@@ -262,7 +262,6 @@ struct Program {
 };
 
 const char* op_name(OpKind kind);
-const char* pass_name(Pass pass);
 const char* task_set_name(TaskSet set);
 const char* buffer_name(BufferRole role);
 /// The name of an operation in errors and traces: "forward layer 3 dispatch of nano-batch 1", or,
