@@ -116,12 +116,9 @@ Machine::Check check_of(const JsonField& field) {
 
 /// Constants of DGX nodes with eight GPUs and an InfiniBand port of 400 Gb/s for each.
 Machine dgx(const std::string& name, Machine::Number memory_rate, Machine::Number memory) {
-  Machine machine{.name = name,
-                  .attention = profile_by_name("h200"),
-                  .numbers = {},
-                  .phases = {},
-                  .settings = {},
-                  .check = {}};
+  Machine machine;
+  machine.name = name;
+  machine.attention = profile_by_name("h200");
   const auto set = [&](MachineNumber number, double value, const char* source) {
     machine.at(number) = {value, source};
   };
@@ -210,12 +207,9 @@ Machine machine_from_json(std::string_view json, std::string_view name) {
                          fmt::format("{}", kMachineVersion));
   root.only({"format", "version", "name", "attention", "numbers", "phases", "settings", "check"},
             kMachineVersion);
-  Machine machine{.name = text_of(root["name"]),
-                  .attention = nullptr,
-                  .numbers = numbers_of(root["numbers"]),
-                  .phases = {},
-                  .settings = {},
-                  .check = {}};
+  Machine machine;
+  machine.name = text_of(root["name"]);
+  machine.numbers = numbers_of(root["numbers"]);
   if (parsed["attention"].is_string()) {
     const std::string& known = root["attention"].text();
     root["attention"].expect(known == "h200", "\"h200\" or a profile");
