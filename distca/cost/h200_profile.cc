@@ -37,8 +37,7 @@ AttentionProfile h200_profile() {
     profile.q_tokens.push_back(tokens);
     profile.kv_tokens.push_back(tokens);
   }
-  const AttentionShape& shape = profile.shape;
-  const int64_t pair_flops = 2 * shape.num_heads * (shape.head_dim_qk + shape.head_dim_v);
+  const int64_t pair_flops = 2 * profile.shape.pair_products();
   for (const int64_t q : profile.q_tokens) {
     for (const int64_t kv : profile.kv_tokens) {
       // Tiles on the diagonal are computed whole.

@@ -80,13 +80,9 @@ std::vector<int64_t> as_capacities(const std::vector<Wide>& shares) {
 
 Speeds assumed_speeds(const ModelShape& layers, int num_servers, const AttentionProfile* profile,
                       int64_t products_again) {
-  const AttentionShape& shape = layers.attention;
-  const int64_t q = shape.num_heads * shape.head_dim_qk;
-  const int64_t o = shape.num_heads * shape.head_dim_v;
-  const int64_t per_token = layer_products(layers);
-  const int64_t per_pair = q + o;
-  const Wide token_flops = Wide{2} * (Wide{3} * per_token + products_again) * layers.num_layers;
-  const Wide kload_flops = Wide{7} * layers.num_layers * per_pair * 1000;
+  const Wide token_flops =
+      Wide{2} * (Wide{3} * layer_products(layers) + products_again) * layers.num_layers;
+  const Wide kload_flops = Wide{7} * layers.num_layers * layers.attention.pair_products() * 1000;
   RankSpeed speed;
   if (profile == nullptr) {
     speed.linear_ps_per_token = static_cast<int64_t>(token_flops / kAssumedTflops);
@@ -98,8 +94,7 @@ Speeds assumed_speeds(const ModelShape& layers, int num_servers, const Attention
     const int64_t tokens = std::min(profile->q_tokens.back(), profile->kv_tokens.back());
     const TaskPrice price(measured, profile);
     const Range all{0, tokens};
-    const Wide flops = Wide{7} * Mask{}.pairs(all, all) * measured.num_heads *
-                       (measured.head_dim_qk + measured.head_dim_v);
+    const Wide flops = Wide{7} * Mask{}.pairs(all, all) * measured.pair_products();
     speed.linear_ps_per_token =
         static_cast<int64_t>(token_flops * price(all, all) * 1000 / std::max<Wide>(1, flops));
   }

@@ -77,9 +77,7 @@ void ProgramBuilder::append_attention(Op op, const Visit& visit, int step, int64
                                       const MessagesUsed& used) {
   Exchange& exchange = exchange_of(visit);
   const AttentionExchange& part = *exchange.part;
-  op.flops =
-      2.0 * static_cast<double>(pairs) *
-      static_cast<double>(part.shape.num_heads * (part.shape.head_dim_qk + part.shape.head_dim_v));
+  op.flops = 2.0 * static_cast<double>(pairs) * static_cast<double>(part.shape.pair_products());
   if (visit.pass == Pass::kBackward) op.flops *= 2.5;
   const auto use = [](std::vector<int32_t>& list, int32_t buffer) {
     if (buffer >= 0) list.push_back(buffer);
