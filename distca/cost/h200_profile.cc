@@ -1,6 +1,9 @@
 // Core attention on an H200, from published figures (paper Fig. 5): for planning without the
 // machine at hand.
 
+#include <algorithm>
+#include <iterator>
+
 #include "distca/cost/attention_profile.h"
 
 namespace distca {
@@ -18,12 +21,9 @@ constexpr Rate kForwardRates[] = {{128, 285}, {256, 295}, {512, 305}, {1024, 307
 // FlashAttention 2 reaches elsewhere; the paper publishes none.
 constexpr int64_t kBackwardRatePercent = 80;
 
+/// The rate of the longest of kForwardRates that is no longer.
 int64_t forward_tflops(int64_t queries) {
-  int64_t tflops = kForwardRates[0].tflops;
-  for (const Rate& rate : kForwardRates) {
-    if (rate.queries <= queries) tflops = rate.tflops;
-  }
-  return tflops;
+  return std::prev(std::ranges::upper_bound(kForwardRates, queries, {}, &Rate::queries))->tflops;
 }
 
 }  // namespace
