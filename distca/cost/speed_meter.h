@@ -83,6 +83,7 @@ class SpeedMeter {
     Rate mean, held_back;
     int num_held_back = 0;
     void add(const Rate& sample);
+    void forget_held_back();
     void approach(int64_t ps_per_kload);   // only from above: the rate is lowered
     int64_t rounded(int64_t scale) const;  // ns * scale / work
   };
