@@ -1,6 +1,7 @@
 #include "distca/cost/stage_layers.h"
 
 #include <algorithm>
+#include <ranges>
 
 #include "distca/base/error.h"
 
@@ -39,13 +40,8 @@ std::vector<Range> even_stages(const ModelShape& model, int stages) {
   const auto work = [&](int stage) {  // with one layer more
     return (count[stage] + 1) * layer + (stage + 1 == stages ? head_products(model) : 0);
   };
-  for (int64_t placed = stages; placed < model.num_layers; ++placed) {
-    int least = 0;
-    for (int stage = 1; stage < stages; ++stage) {
-      if (work(stage) < work(least)) least = stage;
-    }
-    ++count[least];
-  }
+  for (int64_t placed = stages; placed < model.num_layers; ++placed)
+    ++count[std::ranges::min(std::views::iota(0, stages), {}, work)];
   std::vector<Range> layers;
   for (int64_t begin = 0; const int64_t layers_here : count) {
     layers.push_back({begin, begin + layers_here});
