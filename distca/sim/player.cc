@@ -212,21 +212,13 @@ class Player {
   TimedStep step_;
 };
 
-TimedStep played_alone(const StepLinks& links, const OpPrices& prices, const Wire& wire,
-                       Turns turns) {
-  const PlayedOn machine{.prices = &prices, .wire = wire};
-  return Player<1>(links, {&machine, 1}, /*keeps_ops=*/true).run(1, turns).first;
-}
-
 }  // namespace
 
 TimedStep timed_step(std::span<const Program> programs, const OpPrices& prices, const Wire& wire,
                      Turns turns) {
-  return played_alone(StepLinks(programs, wire.ranks_per_node), prices, wire, turns);
-}
-
-TimedStep timed_step(const StepLinks& links, const OpPrices& prices, const Wire& wire) {
-  return played_alone(links, prices, wire, Turns::kFirstToLast);
+  const StepLinks links(programs, wire.ranks_per_node);
+  const PlayedOn machine{.prices = &prices, .wire = wire};
+  return Player<1>(links, {&machine, 1}, /*keeps_ops=*/true).run(1, turns).first;
 }
 
 TimedTogether timed_together(const StepLinks& links, std::span<const PlayedOn> machines,

@@ -390,7 +390,9 @@ TEST(Player, links_that_were_found_once_serve_all_prices_and_rates) {
     std::mt19937 random(seed);
     for (int i = 0; i < 3; ++i) {
       const TimedStep alone = scenario.play();
-      const TimedStep linked = timed_step(links, scenario.prices(), scenario.wire);
+      const RatePrices prices = scenario.prices();
+      const PlayedOn machine{.prices = &prices, .wire = scenario.wire};
+      const TimedStep linked = timed_together(links, {&machine, 1}, /*with_first=*/true).first;
       EXPECT_EQ(linked.ops, alone.ops) << seed;
       EXPECT_EQ(linked.ranks, alone.ranks) << seed;
       cheapen(scenario, random);

@@ -4,7 +4,8 @@
 // once and played with any prices and rates (sim/player.h).
 //
 //   const StepLinks links(programs, wire.ranks_per_node);
-//   const TimedStep step = timed_step(links, prices, wire);
+//   const PlayedOn machine{.prices = &prices, .wire = wire};
+//   const TimedStep step = timed_together(links, {&machine, 1}, /*with_first=*/true).first;
 //
 // Communications of all programs are numbered together: those of a tag are neighbours. Programs
 // whose messages are not those that their peers expect are a CHECK. Any thread may call the
