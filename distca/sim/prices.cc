@@ -17,11 +17,6 @@ int64_t picoseconds(double seconds) {
 
 }  // namespace
 
-CommunicationPrice OpPrices::communication(int, const Op&, const MessageList&,
-                                           const MessageList&) const {
-  return {};
-}
-
 RatePrices::RatePrices(Seconds seconds, const ThreadRates& rates)
     : seconds_(std::move(seconds)), rates_(rates) {}
 

@@ -27,7 +27,7 @@ class OpPrices {
   virtual int64_t compute_ps(int rank, const Op& op) const = 0;
   /// The price of a communication. One that sends and receives nothing is never asked for.
   virtual CommunicationPrice communication(int rank, const Op& op, const MessageList& sends,
-                                           const MessageList& receives) const;
+                                           const MessageList& receives) const = 0;
 };
 
 /// The time that every communication takes of a rank's thread.
