@@ -114,20 +114,9 @@ bool is_of_weights(OpKind kind) { return kKinds[static_cast<size_t>(kind)].is_of
 bool is_of_tensor(OpKind kind) { return kind == OpKind::kGatherRows || kind == OpKind::kSumRows; }
 
 bool communicates(OpKind kind) {
-  switch (kind) {
-    case OpKind::kDispatch:
-    case OpKind::kRedispatch:
-    case OpKind::kCombine:
-    case OpKind::kGatherRows:
-    case OpKind::kSumRows:
-    case OpKind::kP2p:
-    case OpKind::kGradReduce:
-    case OpKind::kGradGather:
-    case OpKind::kWeightGather:
-      return true;
-    default:
-      return false;
-  }
+  using enum OpKind;
+  return kind == kDispatch || kind == kRedispatch || kind == kCombine || is_of_tensor(kind) ||
+         kind == kP2p || kind == kGradReduce || kind == kGradGather || kind == kWeightGather;
 }
 
 Content content_of(const Op& op) {
