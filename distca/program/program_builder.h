@@ -32,8 +32,7 @@ namespace distca {
 // The overlap modes, one file each.
 Program build_none(const ProgramRequest& request);
 Program build_within(const ProgramRequest& request);
-Program build_ping_pong(const ProgramRequest& request);
-/// build_ping_pong where no ranks divide layers, and where they do.
+/// Ping-pong where no ranks divide layers, and where they do.
 Program build_in_turn(const ProgramRequest& request);
 Program build_counter_phase(const ProgramRequest& request);
 
