@@ -1,5 +1,6 @@
 #include "distca/program/slot_chain.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace distca {
@@ -81,6 +82,12 @@ void SlotChain::attention(bool partial) {
   for (const Visit& visit : visits()) for_each_set(visit, /*rest=*/true);
   attends_ = false;
 }
+void SlotChain::play_alone() {
+  if (attends_) attention(/*partial=*/true);
+  linear();
+  begin();
+}
+
 
 /// Keys of the next layer of backward: their buffer is free from here on.
 void SlotChain::redispatch_next() {
@@ -97,12 +104,10 @@ void SlotChain::redispatch_next() {
     builder_.redispatch(visit, builder_.layer_step(visit, 0));
 }
 
-bool SlotChain::ends_layer(Pass pass) const {
-  if (turn_ < 0) return false;
-  for (const Visit& visit : visits()) {
-    if (visit.pass == pass && builder_.seams(visit).end_layer > 0) return true;
-  }
-  return false;
+bool SlotChain::ends_backward_layer() const {
+  return turn_ >= 0 && std::ranges::any_of(visits(), [&](const Visit& visit) {
+           return visit.pass == Pass::kBackward && builder_.seams(visit).end_layer > 0;
+         });
 }
 
 /// In the order of linear_work().
