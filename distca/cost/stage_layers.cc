@@ -7,19 +7,19 @@
 
 namespace distca {
 
-namespace {
-
 int64_t projection_products(const ModelShape& model) {
   const AttentionShape& shape = model.attention;
   return model.hidden_size * (shape.num_heads * shape.head_dim_qk +
                               shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v));
 }
 
-}  // namespace
+int64_t output_products(const ModelShape& model) {
+  return model.hidden_size * model.attention.num_heads * model.attention.head_dim_v;
+}
 
 int64_t layer_products(const ModelShape& model) {
-  const int64_t o = model.attention.num_heads * model.attention.head_dim_v;
-  return projection_products(model) + model.hidden_size * (o + 3 * model.intermediate_size);
+  return projection_products(model) + output_products(model) +
+         3 * model.hidden_size * model.intermediate_size;
 }
 
 int64_t products_again(const ModelShape& model, Recompute recompute, bool keys_travel_again) {

@@ -96,7 +96,6 @@ Program build_counter_phase(const ProgramRequest& request) {
       Turn(builder, first, second).play();
     }
   }
-  if (builder.trains()) builder.update();
   return builder.take();
 }
 

@@ -25,7 +25,6 @@ Program build_in_turn(const ProgramRequest& request) {
     first.begin();
     if (!alone) second.begin();
   }
-  if (builder.trains()) builder.update();
   return builder.take();
 }
 
