@@ -92,9 +92,14 @@ int64_t message_bytes(Content content, const PeerTransfer& transfer, const Atten
 }
 
 void MessageList::add(int peer, int64_t message_bytes) {
+  add_at(peer, buffer_bytes, message_bytes);
+  buffer_bytes = round_up(buffer_bytes, kMessageAlignment);
+}
+
+void MessageList::add_at(int peer, int64_t offset, int64_t message_bytes) {
   if (message_bytes == 0) return;
-  messages.push_back({.peer = peer, .offset = buffer_bytes, .bytes = message_bytes});
-  buffer_bytes += round_up(message_bytes, kMessageAlignment);
+  messages.push_back({.peer = peer, .offset = offset, .bytes = message_bytes});
+  buffer_bytes = std::max(buffer_bytes, offset + message_bytes);
   bytes += message_bytes;
 }
 

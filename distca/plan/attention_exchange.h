@@ -85,6 +85,8 @@ struct MessageList {
   /// Adds a message behind the others. The peer must be above those before it. A message of no
   /// bytes is left out.
   void add(int peer, int64_t message_bytes);
+  /// Likewise, at a place of its own in the buffer, which ends with the last of its messages.
+  void add_at(int peer, int64_t offset, int64_t message_bytes);
   /// The message of this peer, or null if there is none.
   const PeerMessage* with(int peer) const;
 };

@@ -1,6 +1,7 @@
 #include "distca/program/pipeline_parts.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -107,9 +108,7 @@ std::vector<int> PipelineParts::nano_batches_of_other_pass(const OrderedExchange
   std::vector<int> nano_batches(grid().stages, -1);
   for (int stage = 0; stage < grid().stages; ++stage) {
     const TickStage& of = ticks_[exchange.tick].stages[stage];
-    const int nano = of.micro_batch * shape_.slots + exchange.slot;
-    if (of.micro_batch >= 0 && of.pass != exchange.pass && nano < shape_.nano_batches)
-      nano_batches[stage] = nano;
+    if (of.pass != exchange.pass) nano_batches[stage] = shape_.nano_batch(of, exchange.slot);
   }
   return std::ranges::max(nano_batches) < 0 ? std::vector<int>() : nano_batches;
 }
@@ -173,17 +172,17 @@ std::string PipelineParts::hash() const {
 }
 
 std::vector<std::string> PipelineParts::violations(const ValidateOptions& options) const {
-  std::vector<std::string> all;
-  all = aligned_ ? validate(*aligned_, options)
-                 : weight_gradient_violations(
-                       ticks_, weight_gradients_,
-                       {.slots = shape_.slots,
-                        .nano_batches = shape_.nano_batches,
-                        .outstanding = request_.request.outstanding_weight_gradients});
+  std::vector<std::string> all =
+      aligned_ ? validate(*aligned_, options)
+               : weight_gradient_violations(
+                     ticks_, weight_gradients_,
+                     {.slots = shape_.slots,
+                      .nano_batches = shape_.nano_batches,
+                      .outstanding = request_.request.outstanding_weight_gradients});
   ValidateOptions of_rest = options;
   of_rest.even_tokens = false;  // idle stages hold none
   for (size_t i = aligned_ ? aligned_->plans.size() : 0; i < plans_.size(); ++i) {
-    for (const std::string& violation : validate(plans_[i], of_rest)) all.push_back(violation);
+    std::ranges::move(validate(plans_[i], of_rest), std::back_inserter(all));
   }
   return all;
 }

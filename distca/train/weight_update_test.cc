@@ -36,15 +36,14 @@ Program program_of(std::shared_ptr<const GradientExchange> gradients) {
                                .gradients = std::move(gradients)};
   ProgramBuilder builder(request, 1, ProgramBuilder::Waiting::kForWhatIsNeeded);
   const Visit& backward = builder.visits(/*slot=*/0)[1];
-  builder.loss(backward);
-  for (int layer = 2; layer >= 0; --layer) {
-    builder.post_attention(backward, layer);
-    builder.dispatch(backward, layer);
-    builder.combine(backward, layer);
-    builder.pre_attention(backward, layer);
+  builder.begin_visit(backward);
+  for (int turn = 0; turn < 3; ++turn) {
+    builder.start_layer(backward, turn);
+    builder.dispatch(backward, turn);
+    builder.combine(backward, turn);
+    builder.end_layer(backward, turn);
   }
-  builder.embed(backward);
-  builder.update();
+  builder.end_visit(backward);
   return builder.take();
 }
 
