@@ -13,7 +13,6 @@
 #include "cli/options.h"
 #include "cli/start_ranks.h"
 #include "cli/verbs.h"
-#include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
@@ -177,10 +176,9 @@ void print_for_people(const Config& config, const Json& json) {
 
 /// Shows on a terminal how far the evaluation is.
 void show(double share) {
-  static Stopwatch since_shown;
-  if (!standard_error().is_terminal() || since_shown.seconds() < 0.1) return;
-  since_shown.restart();
-  standard_error().progress(fmt::format("evaluating: {:.0f} %", std::floor(100 * share)));
+  static PacedProgress progress;
+  if (!standard_error().is_terminal()) return;
+  progress(fmt::format("evaluating: {:.0f} %", std::floor(100 * share)));
 }
 
 std::vector<std::string> rank_command(const EvaluateArguments& arguments) {

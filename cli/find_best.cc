@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/best_found.h"
+#include "cli/options.h"
 #include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/error.h"
@@ -286,8 +287,7 @@ void print_search(const Search& search) {
   print_limits(search);
 }
 
-/// Shows how far the search is: on one line of a terminal ten times a second, elsewhere a line
-/// every ten seconds.
+/// Shows how far the search is.
 class FindProgress {
  public:
   explicit FindProgress(size_t contestants) : contestants_(contestants) {}
@@ -298,9 +298,7 @@ class FindProgress {
       ++number_;
       of_contestant_.restart();
     }
-    if (since_shown_.seconds() < (standard_error().is_terminal() ? 0.1 : 10)) return;
-    since_shown_.restart();
-    standard_error().progress(fmt::format(
+    show_(fmt::format(
         "{}, {} of {}: {} settings tried, at most {} left, {:.0f} s", contestant.name, number_,
         contestants_, tried, left,
         of_contestant_.seconds() / static_cast<double>(tried) * static_cast<double>(left)));
@@ -309,7 +307,8 @@ class FindProgress {
  private:
   size_t contestants_, number_ = 0;
   std::string name_;
-  Stopwatch since_shown_, of_contestant_;
+  Stopwatch of_contestant_;
+  PacedProgress show_;
 };
 
 /// The contestants of a search: ours, and those of the rivals that are asked for.

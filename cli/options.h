@@ -1,5 +1,6 @@
 #pragma once
-// Parts that options of several verbs share: numbers within limits, and files that a verb makes.
+// Parts that several verbs share: options that are numbers within limits, files that a verb makes,
+// and how far it is.
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -14,6 +15,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "distca/base/clock.h"
+#include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/base/scalar_type.h"
 
@@ -71,6 +74,20 @@ inline CLI::Option* number_type(CLI::App& verb, const char* name, std::string& v
 inline void say_notes(std::span<const std::string> notes) {
   for (const std::string& note : notes) fmt::print(stderr, "distca: note: {}\n", note);
 }
+
+/// Shows on stderr how far a verb is: on one line of a terminal ten times a second, elsewhere a line
+/// every ten seconds.
+class PacedProgress {
+ public:
+  void operator()(const std::string& words) {
+    if (since_shown_.seconds() < (standard_error().is_terminal() ? 0.1 : 10)) return;
+    since_shown_.restart();
+    standard_error().progress(words);
+  }
+
+ private:
+  Stopwatch since_shown_;
+};
 
 /// Throws Error(kUsage) if one of the files that a verb with --out makes is there already, unless
 /// --overwrite is given.

@@ -9,8 +9,6 @@
 
 #include "cli/options.h"
 #include "cli/verbs.h"
-#include "distca/base/clock.h"
-#include "distca/base/console.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
@@ -103,20 +101,6 @@ Json to_json(const Config& config, const Verification& v) {
   return json;
 }
 
-/// Shows how far a side is: on one line of a terminal ten times a second, elsewhere a line every
-/// ten seconds.
-class SideProgress {
- public:
-  void operator()(const std::string& side, double share) {
-    if (since_shown_.seconds() < (standard_error().is_terminal() ? 0.1 : 10)) return;
-    since_shown_.restart();
-    standard_error().progress(fmt::format("{}: {:.0f} %", side, std::floor(100 * share)));
-  }
-
- private:
-  Stopwatch since_shown_;
-};
-
 void run_verify(const VerifyArguments& arguments) {
   const Config run = load_config(arguments.config, arguments.overrides);
   say_notes(run.notes);
@@ -138,7 +122,10 @@ void run_verify(const VerifyArguments& arguments) {
                    : fmt::format(" (the run computes in {})", long_name(run.model.dtype)));
     std::fflush(stdout);  // before what may take minutes
   }
-  const Verification seen = verify(config, arguments.workers, {.progress = SideProgress()});
+  const auto show = [progress = PacedProgress()](const std::string& side, double share) mutable {
+    progress(fmt::format("{}: {:.0f} %", side, std::floor(100 * share)));
+  };
+  const Verification seen = verify(config, arguments.workers, {.progress = show});
   if (arguments.json) {
     fmt::print("{}", canonical_json(to_json(config, seen)));
   } else {
