@@ -37,19 +37,6 @@ struct SimulateArguments : StepArguments {
   bool prints_machine = false, json = false;
 };
 
-struct PartRow {
-  const char* name;
-  double StepParts::*part;
-};
-constexpr std::array<PartRow, 8> kParts{{{"attention", &StepParts::attention},
-                                         {"linear", &StepParts::linear},
-                                         {"copies", &StepParts::copied},
-                                         {"issues", &StepParts::issued},
-                                         {"waits for peers", &StepParts::late},
-                                         {"waits for bytes", &StepParts::exposed},
-                                         {"idle at the end", &StepParts::idle},
-                                         {"besides", &StepParts::besides}}};
-
 std::string json_key(std::string name) {
   std::ranges::replace(name, ' ', '_');
   return name + "_s";
@@ -87,7 +74,7 @@ Json json_of(const SimulatedStep& step, const Machine& machine, int64_t number, 
     Json json{{"name", stage.name},           {"peak_bytes", std::llround(stage.peak.total())},
               {"peak_rank", stage.peak_rank}, {"peak_at_ms", ms_of(highest(stage.memory).at_ps)},
               {"peak_in", stage.peak.where},  {"memory", json_of(stage.memory)}};
-    for (const PartRow& row : kParts) json[json_key(row.name)] = stage.mean.*row.part;
+    for (const auto& [name, part] : kStepParts) json[json_key(name)] = stage.mean.*part;
     stages.push_back(std::move(json));
   }
   for (const Sensitivity& one : step.sensitivities) {
@@ -128,14 +115,14 @@ void print_memory(const SimulatedStep& step) {
 void print_stages(const SimulatedStep& step, const Machine& machine) {
   Table table([] {
     std::vector<std::string> header = {"% of the step, mean of ranks"};
-    for (const PartRow& row : kParts) header.push_back(row.name);
+    for (const StepPart& part : kStepParts) header.push_back(part.name);
     header.push_back("peak GiB");
     return header;
   }());
   for (const SimulatedStage& stage : step.stages) {
     std::vector<std::string> cells = {stage.name};
-    for (const PartRow& row : kParts)
-      cells.push_back(fmt::format("{:.1f}", 100 * stage.mean.*row.part / step.seconds));
+    for (const auto& [_, part] : kStepParts)
+      cells.push_back(fmt::format("{:.1f}", 100 * stage.mean.*part / step.seconds));
     cells.push_back(fmt::format("{:.2f}", stage.peak.total() / 0x1p30));
     table.add_row(std::move(cells));
   }

@@ -42,9 +42,7 @@ PlayedSetting played_setting(const BestRequest& request, const Config& config,
                        .peak = step.fullest().peak,
                        .plan_hash = step.figures.hash};
   for (const SimulatedStage& stage : step.stages) {  // each has as many ranks
-    for (const auto part :
-         {&StepParts::attention, &StepParts::linear, &StepParts::copied, &StepParts::issued,
-          &StepParts::late, &StepParts::exposed, &StepParts::idle})
+    for (const auto& [_, part] : kStepParts)
       played.mean.*part += stage.mean.*part / static_cast<double>(step.stages.size());
   }
   return played;

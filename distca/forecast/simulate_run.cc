@@ -104,7 +104,8 @@ class Run {
         ranks.push_back(0);
       }
       SimulatedStage& stage = stages.back();
-      for (const auto part : kParts) stage.mean.*part += parts.empty() ? 0 : parts[i].*part;
+      for (const auto& [_, part] : kStepParts)
+        stage.mean.*part += parts.empty() ? 0 : parts[i].*part;
       ranks.back() += 1;
       if (ranks.back() == 1 || peaks_[i].total() > stage.peak.total()) {
         stage.peak = peaks_[i];
@@ -112,7 +113,7 @@ class Run {
       }
     }
     for (size_t i = 0; i < stages.size(); ++i) {
-      for (const auto part : kParts) stages[i].mean.*part /= ranks[i];
+      for (const auto& [_, part] : kStepParts) stages[i].mean.*part /= ranks[i];
     }
     return stages;
   }
@@ -128,10 +129,6 @@ class Run {
   }
 
  private:
-  static constexpr std::array kParts{&StepParts::attention, &StepParts::linear, &StepParts::copied,
-                                     &StepParts::issued,    &StepParts::late,   &StepParts::exposed,
-                                     &StepParts::idle,      &StepParts::besides};
-
   StepParts parts_of_program(const TimedStep& step, size_t program) const {
     int64_t attention = 0;
     for (size_t i = 0; i < programs_[program].ops.size(); ++i) {
