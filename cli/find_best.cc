@@ -106,10 +106,8 @@ std::string main_loss(const PlayedSetting& played, const PlayedSetting& best) {
 
 std::string too_large_text(const TooLarge& nearest) {
   const MemoryParts& bytes = nearest.bytes;
-  const auto most = std::ranges::max_element(bytes.bytes) - bytes.bytes.begin();
   return fmt::format("does not fit: {} GiB at least, {} of them {}", gib_text(bytes.total()),
-                     gib_text(bytes.bytes[static_cast<size_t>(most)]),
-                     memory_part_name(static_cast<MemoryPart>(most)));
+                     gib_text(bytes.of(bytes.largest())), memory_part_name(bytes.largest()));
 }
 
 std::string counts_text(const Search& search, const Found& found) {

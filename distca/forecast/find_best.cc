@@ -95,16 +95,7 @@ class BestSearch {
   }
 
   Found run() {
-    size_t begin = 0;
-    while (begin < candidates_.size()) {
-      size_t end = begin;
-      while (end < candidates_.size() && end < begin + kTriedTogether &&
-             candidates_[end].least_s <= longest_wanted())
-        ++end;
-      if (begin == end) break;
-      try_together(begin, end);
-      begin = end;
-    }
+    try_from(0);
     if (found_.contestant.is_ours()) {
       try_variants(with_tolerances);
       try_variants(with_spread);
@@ -125,6 +116,17 @@ class BestSearch {
     return found_.best.size() < wanted_ ? kAnyLength : found_.best.back().seconds;
   }
 
+  /// Tries candidates from this one on, up to the first whose bound is above what is looked for.
+  void try_from(size_t begin) {
+    for (size_t end = begin; begin < candidates_.size(); begin = end) {
+      while (end < candidates_.size() && end < begin + kTriedTogether &&
+             candidates_[end].least_s <= longest_wanted())
+        ++end;
+      if (begin == end) return;
+      try_together(begin, end);
+    }
+  }
+
   void try_together(size_t begin, size_t end) {
     std::vector<Tried> tried(end - begin);
     const double most_s = longest_wanted();
@@ -137,16 +139,13 @@ class BestSearch {
 
   /// The best settings once more, planned otherwise.
   void try_variants(std::vector<Setting> (*variants_of)(const Config&, const Setting&)) {
-    size_t begin = candidates_.size();
+    const size_t begin = candidates_.size();
     for (const PlayedSetting& played : found_.best) {
       for (const Setting& variant : variants_of(request_.config, played.setting))
         candidates_.push_back({.setting = variant});
     }
     found_.settings = std::ssize(candidates_);
-    for (size_t end = begin; begin < candidates_.size(); begin = end) {
-      end = std::min(begin + kTriedTogether, candidates_.size());
-      try_together(begin, end);
-    }
+    try_from(begin);
   }
 
   void report(size_t left) {
@@ -228,11 +227,10 @@ class BestSearch {
 
 std::string nearest_text(const TooLarge& nearest) {
   const MemoryParts& bytes = nearest.bytes;
-  const auto most = std::ranges::max_element(bytes.bytes) - bytes.bytes.begin();
+  const MemoryPart most = bytes.largest();
   return fmt::format("{} with {} nano-batches needs {:.1f} GiB, of which {} are {:.1f}",
                      division_text(nearest.setting), nearest.setting.nano_batches,
-                     bytes.total() / 0x1p30, memory_part_name(static_cast<MemoryPart>(most)),
-                     bytes.bytes[static_cast<size_t>(most)] / 0x1p30);
+                     bytes.total() / 0x1p30, memory_part_name(most), bytes.of(most) / 0x1p30);
 }
 
 }  // namespace

@@ -117,6 +117,10 @@ const char* memory_part_name(MemoryPart part) { return kNames.at(static_cast<siz
 
 double MemoryParts::total() const { return std::accumulate(bytes.begin(), bytes.end(), 0.0); }
 
+MemoryPart MemoryParts::largest() const {
+  return static_cast<MemoryPart>(std::ranges::max_element(bytes) - bytes.begin());
+}
+
 MemoryParts& MemoryParts::operator+=(const MemoryParts& other) {
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += other.bytes[i];
   return *this;
