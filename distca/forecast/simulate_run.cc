@@ -154,46 +154,28 @@ class Run {
   std::vector<PeakMemory> peaks_;  // [program]
 };
 
+using enum MachineNumber;
+constexpr std::array kTimes = {kAttentionCallUs, kIssueUs, kStepUs, kInsideLatencyUs,
+                               kBetweenLatencyUs};
+/// Numbers of which none is better, or that no step depends on.
+constexpr std::array kNeither = {kPeakTflops, kRanksPerNode, kInOrder, kMemoryGib};
+/// Numbers of the wire alone: all operations take as long as before.
+constexpr std::array kOfWire = {kInsideGbPerS, kInsideLatencyUs, kBetweenGbPerS, kBetweenLatencyUs,
+                                kBurstKib};
+
+bool is_one_of(std::span<const MachineNumber> numbers, MachineNumber number) {
+  return std::ranges::find(numbers, number) != numbers.end();
+}
+
 /// The machine with one number better: times shorter, rates higher. Nothing where that cannot be
 /// said of it.
 std::optional<Machine> better(const Machine& machine, MachineNumber number) {
+  if (is_one_of(kNeither, number) || (number == kPhaseRate && machine.phases.empty()))
+    return std::nullopt;
   Machine changed = machine;
   double& value = changed.at(number).value;
-  switch (number) {
-    case MachineNumber::kPhaseRate:
-      if (machine.phases.empty()) return std::nullopt;
-      value *= 1 + kBetter;
-      return changed;
-    case MachineNumber::kPeakTflops:
-    case MachineNumber::kRanksPerNode:
-    case MachineNumber::kInOrder:
-    case MachineNumber::kMemoryGib:
-      return std::nullopt;
-    case MachineNumber::kAttentionCallUs:
-    case MachineNumber::kIssueUs:
-    case MachineNumber::kStepUs:
-    case MachineNumber::kInsideLatencyUs:
-    case MachineNumber::kBetweenLatencyUs:
-      value /= 1 + kBetter;
-      return changed;
-    default:
-      value *= 1 + kBetter;
-      return changed;
-  }
-}
-
-/// Returns true if a number is one of the wire alone: all operations take as long as before.
-bool is_of_wire(MachineNumber number) {
-  switch (number) {
-    case MachineNumber::kInsideGbPerS:
-    case MachineNumber::kInsideLatencyUs:
-    case MachineNumber::kBetweenGbPerS:
-    case MachineNumber::kBetweenLatencyUs:
-    case MachineNumber::kBurstKib:
-      return true;
-    default:
-      return false;
-  }
+  value = is_one_of(kTimes, number) ? value / (1 + kBetter) : value * (1 + kBetter);
+  return changed;
 }
 
 /// The machines with one number better, first those whose prices stay.
@@ -203,7 +185,7 @@ std::vector<std::pair<MachineNumber, Machine>> better_machines(const Machine& ma
     for (int i = 0; i < kNumMachineNumbers; ++i) {
       const auto number = static_cast<MachineNumber>(i);
       const std::optional<Machine> changed = better(machine, number);
-      if (is_of_wire(number) == of_wire && changed && changed->of(number) != machine.of(number))
+      if (is_one_of(kOfWire, number) == of_wire && changed && changed->of(number) != machine.of(number))
         machines.emplace_back(number, *changed);
     }
   }
@@ -249,7 +231,7 @@ Played play(const Config& config, const Run& run, const Machine& machine,
   for (const auto& [number, changed] : all) {
     if (number == MachineNumber::kStepUs) continue;  // the programs take as long
     const MachinePrices* of = &prices;
-    if (!is_of_wire(number)) of = &changed_prices.emplace_back(prices.on(changed));
+    if (!is_one_of(kOfWire, number)) of = &changed_prices.emplace_back(prices.on(changed));
     machines.push_back({.prices = of, .wire = wire_of(changed)});
   }
   TimedTogether timed = play_on_all(links, machines, options.threads);
