@@ -64,8 +64,7 @@ AskedStep asked_step(const Config& config, const StepArguments& asked) {
   if (!asked.workload.empty()) {
     const Workload workload = read_workload(asked.workload);
     // Plans need no more than lengths, so no source says where tokens are from.
-    step.batch.assign(config.batch.nano_batches,
-                      {.nano_batch = workload.nano_batch, .sources = {}});
+    step.batch.assign(config.batch.nano_batches, {.nano_batch = workload.nano_batch});
     step.workers = workload.ranks * config.tensor_ranks() *
                    static_cast<int>(config.parallel.pipeline_model_parallel_size);
   } else {

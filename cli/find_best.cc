@@ -373,10 +373,7 @@ std::string find_best_setting(const StepArguments& asked, const Config& config,
                 .step = asked.step,
                 .nano_batches = std::ssize(step.batch),
                 .notes = step.notes,
-                .command = train_command(asked, config),
-                .found = {},
-                .own = {},
-                .own_of_ours = {}};
+                .command = train_command(asked, config)};
   search.found = find_best({.config = config,
                             .batch = step.batch,
                             .is_first_step = asked.step == 1,

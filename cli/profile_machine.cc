@@ -37,8 +37,7 @@ ProfileArguments attention_of(const MachineArguments& arguments, const Config& c
           .kernel = std::string(kernel_name(config.attention.kernel)),
           .max_tokens = std::clamp<int64_t>(config.batch.max_document_tokens, 128, kMostGridTokens),
           .threads = static_cast<int>(config.train.threads_per_rank),
-          .seconds = arguments.seconds,
-          .out = {}};
+          .seconds = arguments.seconds};
 }
 
 /// Measured by every rank while the others measure it, too. On a device, the stated one.

@@ -36,7 +36,6 @@ PlayedSetting played_setting(const BestRequest& request, const Config& config,
                        .seconds = step.seconds,
                        .tokens_per_s = step.tokens_per_s,
                        .share_of_peak = step.share_of_peak,
-                       .mean = {},
                        .recomputed_s = recomputed_s(config, request.gpus, request.machine,
                                                     batch_work(config, request.batch)),
                        .peak = step.fullest().peak,
@@ -272,13 +271,10 @@ Tried try_setting(const BestRequest& request, const Setting& setting, double mos
                                                 .is_first_step = request.is_first_step,
                                                 .threads = threads_of_each()});
       if (step.is_ruled_out) return {};
-      if (step.seconds > 0)
-        return {.played = played_setting(request, config, relieved, step),
-                .too_large = {},
-                .refused = {}};
+      if (step.seconds > 0) return {.played = played_setting(request, config, relieved, step)};
       if (tried.refused.empty()) tried.too_large = TooLarge{relieved, step.fullest().peak};
     } catch (const Error& error) {
-      tried = {.played = {}, .too_large = {}, .refused = error.what()};
+      tried = {.refused = error.what()};
       if (error.kind() != ErrorKind::kPlan) return tried;  // else a cap, which less memory may meet
     }
   }

@@ -133,7 +133,6 @@ std::vector<PaperChoice> choices_of(const PaperRow& row, const std::string& sche
 Layout wlb_buckets(const NanoBatch& all, int64_t buckets, int64_t most) {
   PlanRequest request{.nano_batch = all,
                       .cluster = Cluster::in_place(static_cast<int>(buckets)),
-                      .shape = {},
                       .options = {.scheduler = "wlb"}};
   request.cluster.max_tokens_per_worker = most;
   return make_layout(request);
@@ -171,7 +170,7 @@ Batch packed_step(const Batch& step, const PaperChoice& choice) {
       if (bucket != first) lengths.push_back(0);  // the next group begins
       lengths.insert(lengths.end(), bucket->second.begin(), bucket->second.end());
     }
-    batch.push_back({.nano_batch = NanoBatch::from_lengths(lengths), .sources = {}});
+    batch.push_back({.nano_batch = NanoBatch::from_lengths(lengths)});
   }
   return batch;
 }
@@ -190,7 +189,7 @@ class RowContest {
                                      .max_document_tokens = row.max_document_tokens});
     for (size_t i = 0; i < sampled.size(); ++i) {
       if (i % static_cast<size_t>(nano_batches) == 0) steps_.emplace_back();
-      steps_.back().push_back({.nano_batch = sampled[i].nano_batch, .sources = {}});
+      steps_.back().push_back({.nano_batch = sampled[i].nano_batch});
     }
   }
 
@@ -392,8 +391,7 @@ double all_gather_share(int nodes, const Machine& machine) {
   const auto seconds = [&](const char* scheduler) {
     setting.scheduler = scheduler;
     const Config config = config_of(config_for(row, machine, scheduler), setting);
-    return simulate_step(config, {{.nano_batch = all, .sources = {}}}, row.gpus,
-                         paper_machine(machine, config),
+    return simulate_step(config, {{.nano_batch = all}}, row.gpus, paper_machine(machine, config),
                          {.sensitivities = false, .plain_packing = false})
         .seconds;
   };

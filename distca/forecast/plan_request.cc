@@ -198,7 +198,7 @@ BatchPlans plan_one_stage(const Config& config, const Batch& batch, int cluster_
                       : is_given       ? requests[0].cluster.max_memory_bytes
                                        : config.device_cap_bytes / nano_batches_at_once(config);
   for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
-  BatchPlans result{.plans = {}, .redispatched = redispatches(config), .num_windows = num_windows};
+  BatchPlans result{.redispatched = redispatches(config), .num_windows = num_windows};
   const auto planned = [&] {
     return plan_all(config, requests, num_windows,
                     layer_time_options(config, cluster_workers, speeds, result.redispatched));
@@ -245,9 +245,7 @@ BatchPlans plan_nano_batches(const Config& config, const Batch& batch, int num_w
                              const Speeds& speeds, bool trains, int threads) {
   const RunGrid run = run_grid(config, num_workers);
   if (!run.is_pipeline()) return plan_one_stage(config, batch, run.grid.num_workers(), speeds);
-  return {.plans = {},
-          .redispatched = true,
-          .pipeline = plan_pipeline(config, batch, run, trains, threads)};
+  return {.redispatched = true, .pipeline = plan_pipeline(config, batch, run, trains, threads)};
 }
 
 BatchPlans plan_later_batch(const Config& config, const Batch& batch, int num_workers,

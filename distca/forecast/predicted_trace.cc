@@ -49,7 +49,7 @@ std::vector<size_t> longest_of_each_stage(const PlayedStep& played, const std::v
 
 /// The bytes of a rank's tensors over the step.
 std::string memory_lines(const Config& config, const PlayedStep& played, size_t program, int rank) {
-  TraceCounter counter{.name = "memory", .unit = "bytes", .values = {}};
+  TraceCounter counter{.name = "memory", .unit = "bytes"};
   for (const MemoryPoint& point :
        memory_over_time(config, played.programs[program], rank, played.run.num_workers(),
                         played.step.ops[program]))

@@ -185,7 +185,8 @@ std::vector<std::pair<MachineNumber, Machine>> better_machines(const Machine& ma
     for (int i = 0; i < kNumMachineNumbers; ++i) {
       const auto number = static_cast<MachineNumber>(i);
       const std::optional<Machine> changed = better(machine, number);
-      if (is_one_of(kOfWire, number) == of_wire && changed && changed->of(number) != machine.of(number))
+      if (is_one_of(kOfWire, number) == of_wire && changed &&
+          changed->of(number) != machine.of(number))
         machines.emplace_back(number, *changed);
     }
   }
@@ -212,7 +213,7 @@ TimedTogether play_on_all(const StepLinks& links, const std::vector<PlayedOn>& m
     played[i] = timed_together(links, std::span(machines).subspan(begin, end - begin),
                                /*with_first=*/i == 0);
   });
-  TimedTogether all{.first = std::move(played[0].first), .lengths_ps = {}};
+  TimedTogether all{.first = std::move(played[0].first)};
   for (const TimedTogether& one : played)
     all.lengths_ps.insert(all.lengths_ps.end(), one.lengths_ps.begin(), one.lengths_ps.end());
   return all;
@@ -235,7 +236,7 @@ Played play(const Config& config, const Run& run, const Machine& machine,
     machines.push_back({.prices = of, .wire = wire_of(changed)});
   }
   TimedTogether timed = play_on_all(links, machines, options.threads);
-  Played played{.step = std::move(timed.first), .traced_ranks = {}, .better_s = {}};
+  Played played{.step = std::move(timed.first)};
   size_t next = 1;
   for (const auto& [number, changed] : all) {
     const size_t as = number == MachineNumber::kStepUs ? 0 : next++;
