@@ -1,6 +1,7 @@
 #include "distca/forecast/memory_walk.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "distca/base/error.h"
 #include "distca/forecast/program_walk.h"
@@ -213,20 +214,15 @@ class WholeWalk final : public ProgramWalk {
   }
 };
 
-}  // namespace
-
-namespace {
-
 PeakMemory walked(const Config& config, const Program& program, const MemoryParts& standing,
                   int64_t multiprocessors, std::vector<HeldInOp>* held) {
-  const auto peak_of = [&](ProgramWalk&& walk) {
-    walk.note(held);
-    walk.stand(standing);
-    if (config.train.steps > 0) walk.play_phases();
-    return walk.peak();
-  };
-  if (program.stage.tensor.size > 1) return peak_of(TensorWalk(config, program, multiprocessors));
-  return peak_of(WholeWalk(config, program, multiprocessors));
+  const std::unique_ptr<ProgramWalk> walk =
+      program.stage.tensor.size > 1 ? tensor_walk(config, program, multiprocessors)
+                                    : std::make_unique<WholeWalk>(config, program, multiprocessors);
+  walk->note(held);
+  walk->stand(standing);
+  if (config.train.steps > 0) walk->play_phases();
+  return walk->peak();
 }
 
 }  // namespace
