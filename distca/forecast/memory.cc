@@ -78,7 +78,7 @@ MemoryParts standing_on_rank(const Config& config, const Stage& stage, int repli
 /// the local ones that on average.
 double activations_on_rank(const Config& config, const RunGrid& run, const Stage& stage) {
   ModelShape shape = config.rank_shape();
-  shape.num_layers = stage.num_layers();
+  shape.num_layers = stage.num_layers() / stage.virtual_stages;
   const bool redispatches =
       run.is_pipeline() || config.exchange.keys == Config::Exchange::Keys::kRedispatch;
   return static_cast<double>(config.batch.nano_batch_tokens) / run.grid.replicas *

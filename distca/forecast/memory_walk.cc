@@ -214,8 +214,10 @@ class WholeWalk final : public ProgramWalk {
   }
 };
 
-PeakMemory walked(const Config& config, const Program& program, const MemoryParts& standing,
-                  int64_t multiprocessors, std::vector<HeldInOp>* held) {
+}  // namespace
+
+PeakMemory peak_of_step(const Config& config, const Program& program, const MemoryParts& standing,
+                        int64_t multiprocessors, std::vector<HeldInOp>* held) {
   const std::unique_ptr<ProgramWalk> walk =
       program.stage.tensor.size > 1 ? tensor_walk(config, program, multiprocessors)
                                     : std::make_unique<WholeWalk>(config, program, multiprocessors);
@@ -223,20 +225,6 @@ PeakMemory walked(const Config& config, const Program& program, const MemoryPart
   walk->stand(standing);
   if (config.train.steps > 0) walk->play_phases();
   return walk->peak();
-}
-
-}  // namespace
-
-PeakMemory peak_of_step(const Config& config, const Program& program, const MemoryParts& standing,
-                        int64_t multiprocessors) {
-  return walked(config, program, standing, multiprocessors, nullptr);
-}
-
-std::vector<HeldInOp> held_in_ops(const Config& config, const Program& program,
-                                  const MemoryParts& standing, int64_t multiprocessors) {
-  std::vector<HeldInOp> held;
-  walked(config, program, standing, multiprocessors, &held);
-  return held;
 }
 
 }  // namespace distca

@@ -168,19 +168,11 @@ double least_busiest_s(const Config& config, int num_workers, const Machine& mac
 
 MemoryParts least_peak(const Config& config, int num_workers) {
   const RunGrid run = run_grid(config, num_workers);
-  const bool travels =
-      run.is_pipeline() || config.exchange.keys == Config::Exchange::Keys::kRedispatch;
-  const double nano_tokens =
-      static_cast<double>(config.batch.nano_batch_tokens) / run.grid.replicas;
   MemoryParts most;
   for (int stage = 0; stage < run.grid.stages; ++stage) {
     const int rank = run.rank_of(run.grid.rank(stage, 0), 0);
-    MemoryParts parts = standing_memory(config, num_workers, {.first = rank, .count = 1});
-    ModelShape shape = config.rank_shape();
-    shape.num_layers = run.num_layers(stage) / run.virtual_stages;
-    const int64_t token_bytes = llama_memory(shape, config.train.recompute, travels).token_bytes;
-    parts.at(MemoryPart::kActivations) =
-        nano_tokens * static_cast<double>(token_bytes) *
+    MemoryParts parts = memory_needed(config, num_workers, {.first = rank, .count = 1});
+    parts.at(MemoryPart::kActivations) *=
         static_cast<double>(whole_in_flight(config, run.grid.stages, stage));
     if (parts.total() > most.total()) most = parts;
   }
