@@ -21,13 +21,7 @@ constexpr const char* kOriginal = "greedy-original";
 constexpr const char* kAllGather = "all-gather";
 constexpr const char* kOurs = "balanced";
 constexpr double kFreeGbPerS = 1e6;  // the most that a machine may have
-
-/// A step as it is chosen among, before it is known how long it takes.
-struct PaperChoice {
-  Setting setting;
-  int group = 0;  // nodes of WLB-ideal that divide a document; 0 for the others
-  double most_over_mean = 0;
-};
+constexpr std::array kAlone = {1};   // no pipeline
 
 /// The machine with the paper's ways to send. Collectives of tensor parallelism are a part of
 /// linear work: 4 in each layer and pass, by their bytes; this program's own messages inside a node
@@ -251,8 +245,7 @@ class RowContest {
   const std::vector<std::string>& refusals() const { return refusals_; }
 
   PaperBest played(const PaperChoice& choice, const Machine& machine) const {
-    PaperBest best{
-        .setting = choice.setting, .group = choice.group, .most_over_mean = choice.most_over_mean};
+    PaperBest best{choice};
     const Config config = config_with(choice, machine);
     for (const Batch& step : steps_) {
       const SimulatedStep simulated =
@@ -295,9 +288,7 @@ class RowContest {
 
   /// By how much the first batch's step is shorter with each better number of the machine.
   std::vector<Sensitivity> shorter_by(const PaperBest& best) const {
-    const PaperChoice choice{
-        .setting = best.setting, .group = best.group, .most_over_mean = best.most_over_mean};
-    return simulate_step(config_with(choice, machine_), batch_of(steps_[0], choice), row_.gpus,
+    return simulate_step(config_with(best, machine_), batch_of(steps_[0], best), row_.gpus,
                          machine_, {.plain_packing = false})
         .sensitivities;
   }
@@ -363,7 +354,6 @@ double PaperResult::speedup_of_stages(int stages) const {
 }
 
 PaperResult play_row(const PaperRow& row, const PaperStudy& study) {
-  constexpr std::array kAlone = {1};
   const std::span<const int> stages = paper_stages(row.table);
   RowContest contest(row, study);
   PaperResult result{.row = row,
@@ -401,18 +391,16 @@ double all_gather_share(int nodes, const Machine& machine) {
 
 OneStreamCost one_stream_cost(const PaperRow& row, const PaperStudy& study) {
   RowContest contest(row, study);
-  constexpr std::array kAlone = {1};
   const std::optional<PaperBest> hidden = contest.best(kOriginal, kAlone);
   DISTCA_THROW_IF(!hidden, ErrorKind::kConfig, "{} does not fit the memory of {}", row.name(),
                   study.machine.name);
-  PaperChoice one_stream{.setting = hidden->setting};
+  PaperChoice one_stream = *hidden;
   one_stream.setting.overlap = Overlap::kNone;
   Machine free = contest.machine();
   free.at(MachineNumber::kBetweenGbPerS).value = kFreeGbPerS;
   const PaperBest exposed = contest.played(one_stream, contest.machine());
   OneStreamCost cost{.longer = exposed.seconds / hidden->seconds - 1,
-                     .bytes_cost = 1 - contest.played({.setting = hidden->setting}, free).seconds /
-                                           hidden->seconds};
+                     .bytes_cost = 1 - contest.played(*hidden, free).seconds / hidden->seconds};
   if (cost.place() != 0) cost.move = contest.largest_move(exposed, *hidden, cost.place() < 0);
   return cost;
 }
