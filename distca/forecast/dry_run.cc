@@ -29,18 +29,9 @@ struct Shown {
   std::vector<size_t> left_out;  // taken from them if there are too many: the lowest but the ends
 };
 
-/// The stage of a local rank.
+/// The stage of a local rank, -1 of a dedicated server. Neighbours have the same, or the next.
 int stage_of(const RunGrid& grid, const DryRun& run, size_t local) {
   return grid.grid.stage(grid.server_of(run.local.first + static_cast<int>(local)));
-}
-
-/// Returns the local ranks of a stage. Stage -1 is the dedicated servers.
-std::vector<size_t> ranks_of_stage(const RunGrid& grid, const DryRun& run, int stage) {
-  std::vector<size_t> ranks;
-  for (size_t local = 0; local < run.peaks.size(); ++local) {
-    if (stage_of(grid, run, local) == stage) ranks.push_back(local);
-  }
-  return ranks;
 }
 
 Shown shown_ranks(const RunGrid& grid, const DryRun& run) {
@@ -48,9 +39,12 @@ Shown shown_ranks(const RunGrid& grid, const DryRun& run) {
     return run.peaks[a].total() < run.peaks[b].total();
   };
   Shown shown;
-  for (int i = 0; i <= grid.grid.stages; ++i) {
-    const std::vector<size_t> ranks = ranks_of_stage(grid, run, i < grid.grid.stages ? i : -1);
-    if (!ranks.empty()) shown.ranks.push_back(*std::ranges::max_element(ranks, is_lower));
+  for (size_t local = 0; local < run.peaks.size(); ++local) {
+    if (local == 0 || stage_of(grid, run, local) != stage_of(grid, run, local - 1)) {
+      shown.ranks.push_back(local);
+    } else if (is_lower(shown.ranks.back(), local)) {
+      shown.ranks.back() = local;
+    }
   }
   while (shown.ranks.size() > kMostColumns) {
     const int servers = stage_of(grid, run, shown.ranks.back()) < 0 ? 1 : 0;
