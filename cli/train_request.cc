@@ -54,8 +54,6 @@ std::optional<TrainRequest> request_of(TrainArguments& arguments) {
     std::fputs(print_config(config).c_str(), stdout);
     return {};
   }
-  DISTCA_THROW_IF(arguments.master_port < 0 || arguments.master_port > 65535, ErrorKind::kUsage,
-                  "--master-port {}: 0 (a free one) to 65535", arguments.master_port);
   DISTCA_THROW_IF(!arguments.lengths.empty() && !arguments.dry_run, ErrorKind::kUsage,
                   "--lengths has no tokens to train on: give --dry-run, too");
   request.rendezvous = find_rendezvous(env_string);
