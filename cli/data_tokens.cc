@@ -136,11 +136,9 @@ void print_counts(const TokenizeOptions& options, const TokenizerRecord& record,
 }  // namespace
 
 void prepare_tokens(const TokenizeOptions& options) {
-  PythonVerb verb(
-      std::string(kVerb),
-      {options.tokenizer, options.by_line ? "lines" : "files", options.key,
-       std::to_string(options.workers), options.append_eod ? "append-eod" : "no-append-eod"},
-      PythonVerb::Input::kFromUs);
+  PythonVerb verb(std::string(kVerb), {options.tokenizer, options.by_line ? "lines" : "files",
+                                       options.key, std::to_string(options.workers),
+                                       options.append_eod ? "append-eod" : "no-append-eod"});
   // Not as words of the command, which may have no more than some megabytes.
   for (const std::filesystem::path& file : options.files) verb.write(file.native() + '\0');
   verb.end_input();
