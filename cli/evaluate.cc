@@ -246,7 +246,7 @@ void add_evaluate(CLI::App& app, int* exit_code) {
   verb->add_option("--workers", arguments->workers,
                    "Local workers to start, as of distca train; leave it out under torchrun, Slurm "
                    "or Open MPI")
-      ->check(whole_range(1, kMostRanks));
+      ->check(in_range(1, kMostRanks));
   verb->add_flag("--json", arguments->json, "Print the result as one JSON object");
   verb->footer("Example:  distca evaluate runs/demo --data data/stdlib --workers 2");
   verb->callback([=] { *exit_code = run_evaluate(*arguments); });

@@ -22,28 +22,23 @@
 
 namespace distca::cli {
 
-/// Accepts a number in [least, most], and nothing else. CLI::Range does not suffice, because it
-/// accepts "nan", which is neither below nor above any limit.
-inline CLI::Validator finite_range(double least, double most) {
-  const auto check = [least, most](const std::string& text) {
-    double value = 0;
-    const bool right = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-    return right ? std::string()
-                 : fmt::format("{} is not a number in {:g} .. {:g}", text, least, most);
+/// Accepts a number in [least, most], of a whole type a whole one, and nothing else. CLI::Range
+/// does not suffice, because it accepts "nan", which is neither below nor above any limit.
+template <typename T>
+CLI::Validator in_range(T least, T most) {
+  constexpr bool kIsWhole = std::is_integral_v<T>;
+  const auto shown = [](T limit) {
+    return fmt::format(fmt::runtime(kIsWhole ? "{}" : "{:g}"), limit);
   };
-  return CLI::Validator(check, fmt::format("in [{:g}, {:g}]", least, most));
-}
-
-/// Accepts a whole number in [least, most], and nothing else.
-inline CLI::Validator whole_range(int64_t least, int64_t most) {
-  const auto check = [least, most](const std::string& text) {
-    int64_t value = 0;
-    const bool right = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-    return right ? std::string()
-                 : fmt::format("{} is not a whole number in {} .. {}, such as {}", text, least,
-                               most, std::clamp<int64_t>(1000, least, most));
+  const std::string range = fmt::format("{} .. {}", shown(least), shown(most));
+  const auto check = [=](const std::string& text) -> std::string {
+    T value = 0;
+    if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most) return "";
+    if (!kIsWhole) return fmt::format("{} is not a number in {}", text, range);
+    return fmt::format("{} is not a whole number in {}, such as {}", text, range,
+                       std::clamp<int64_t>(1000, least, most));
   };
-  return CLI::Validator(check, fmt::format("in [{}, {}]", least, most));
+  return CLI::Validator(check, fmt::format("in [{}, {}]", shown(least), shown(most)));
 }
 
 /// Adds an option that is a number in [least, most]. A default of 0 means that the option is not
@@ -51,12 +46,7 @@ inline CLI::Validator whole_range(int64_t least, int64_t most) {
 template <typename T>
 CLI::Option* number(CLI::App& verb, const char* name, T& value, std::type_identity_t<T> least,
                     std::type_identity_t<T> most, const char* meaning) {
-  CLI::Option* option = verb.add_option(name, value, meaning);
-  if constexpr (std::is_floating_point_v<T>) {
-    option->check(finite_range(least, most));
-  } else {
-    option->check(whole_range(least, most));
-  }
+  CLI::Option* option = verb.add_option(name, value, meaning)->check(in_range<T>(least, most));
   return value == 0 ? option : option->capture_default_str();
 }
 
@@ -75,8 +65,8 @@ inline void say_notes(std::span<const std::string> notes) {
   for (const std::string& note : notes) fmt::print(stderr, "distca: note: {}\n", note);
 }
 
-/// Shows on stderr how far a verb is: on one line of a terminal ten times a second, elsewhere a line
-/// every ten seconds.
+/// Shows on stderr how far a verb is: on one line of a terminal ten times a second, elsewhere a
+/// line every ten seconds.
 class PacedProgress {
  public:
   void operator()(const std::string& words) {

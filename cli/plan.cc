@@ -193,7 +193,7 @@ void add_plan(CLI::App& app) {
                        "The operations of this rank's step (docs/program.md), once those of all "
                        "ranks are found valid")
           ->type_name("RANK")
-          ->check(whole_range(0, kMostServers - 1));
+          ->check(in_range(0, kMostServers - 1));
   CLI::Option* json =
       verb->add_flag("--json", asked->json, "Print the plans as JSON (docs/plan_format.md)");
   CLI::Option* summary =

@@ -101,10 +101,10 @@ void add_train(CLI::App& app, int* exit_code, StartTraining start) {
           "--workers", arguments->workers,
           "Local workers to start, which hold weights: stages x replicas x tensor; beside them "
           "servers.dedicated servers; leave it out under torchrun, Slurm or Open MPI")
-      ->check(whole_range(1, kMostRanks));
+      ->check(in_range(1, kMostRanks));
   verb->add_option("--master-port", arguments->master_port,
                    "Port of the ranks' store; 0: a free one")
-      ->check(whole_range(0, 65535));
+      ->check(in_range(0, 65535));
   verb->add_option("--trace", arguments->trace,
                    "train.trace: record what each rank did in steps 2 to 4, for distca trace and "
                    "Perfetto")
@@ -118,7 +118,7 @@ void add_train(CLI::App& app, int* exit_code, StartTraining start) {
   verb->add_option("--max-restarts", arguments->max_restarts,
                    "Start all local ranks again, from the last checkpoint, if one is lost; at most "
                    "so many times")
-      ->check(whole_range(0, 1000));
+      ->check(in_range(0, 1000));
   verb->add_flag("--print-config", arguments->print_config,
                  "Print every key with value, unit and reason, and stop");
   verb->add_flag("--dry-run", arguments->dry_run,

@@ -148,7 +148,7 @@ void add_verify(CLI::App& app) {
   verb->add_option("--workers", arguments->workers,
                    "Workers to compare with one, beside servers.dedicated servers; all of them are "
                    "threads of this process")
-      ->check(whole_range(1, kMostRanks))
+      ->check(in_range(1, kMostRanks))
       ->capture_default_str();
   number_type(*verb, "--dtype", arguments->dtype, {"float64", "run"},
               "float64, in which rounding hides nothing, or run: model.dtype and "
