@@ -45,10 +45,9 @@ void print_constants(const Machine& machine) {
 }
 
 std::vector<PaperRow> asked_rows(const std::vector<PaperRow>& all, const std::string& text) {
-  std::vector<PaperRow> rows;
-  for (const PaperRow& row : all) {
-    if (row.name().find(text) != std::string::npos) rows.push_back(row);
-  }
+  std::vector<PaperRow> rows = all;
+  std::erase_if(rows,
+                [&](const PaperRow& row) { return row.name().find(text) == std::string::npos; });
   DISTCA_THROW_IF(rows.empty(), ErrorKind::kUsage,
                   "--rows {}: no row has this in its name; one is "
                   "{}",
@@ -122,7 +121,8 @@ ResultRow row_of(const PaperResult& of) {
 
 void print_results(const std::vector<PaperResult>& results, int batches) {
   const PaperTable kind = results[0].row.table;
-  Table table(row_of(results[0]).names), settings({"row", "WLB-ideal", "the paper's planner", "ours"});
+  Table table(row_of(results[0]).names),
+      settings({"row", "WLB-ideal", "the paper's planner", "ours"});
   std::array<int64_t, 3> places{};
   for (const PaperResult& of : results) {
     if (const std::optional<int> place = of.place()) ++places[static_cast<size_t>(*place + 1)];
