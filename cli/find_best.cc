@@ -25,11 +25,10 @@ constexpr size_t kColumns = 100;  // text is broken there
 std::string gib_text(double bytes) { return fmt::format("{:.1f}", bytes / 0x1p30); }
 std::string percent_text(double share) { return fmt::format("{:.1f}", 100 * share); }
 
-std::string factors_text(int tensor, int stages, int replicas) {
-  return fmt::format("{} x {} x {}", tensor, stages, replicas);
-}
-std::string factors_text(const Setting& setting) {
-  return factors_text(setting.tensor, setting.stages, setting.replicas);
+/// Of a Setting or a Division.
+template <typename Divided>
+std::string factors_text(const Divided& of) {
+  return fmt::format("{} x {} x {}", of.tensor, of.stages, of.replicas);
 }
 
 std::string words_text(const Search& search, const Setting& setting) {
@@ -139,7 +138,7 @@ void print_divisions(const Search& search) {
   Table table(cells_of({}, kSettingHeader, {"longer by %", "mainly"}));
   for (const Division& of : ours.divisions) {
     if (!of.best) {
-      table.add_row({factors_text(of.tensor, of.stages, of.replicas), "-", "-", "-", "-", "-", "-",
+      table.add_row({factors_text(of), "-", "-", "-", "-", "-", "-",
                      of.nearest ? too_large_text(*of.nearest) : "cannot be planned"});
       continue;
     }
@@ -366,7 +365,6 @@ std::string find_best_setting(const StepArguments& asked, const Config& config,
   alone.parallel.tensor_model_parallel_size = alone.parallel.pipeline_model_parallel_size = 1;
   const std::vector<Contestant> contestants = contestants_of(find);
   const AskedStep step = asked_step(alone, of_gpus);
-  check_sizes_of(alone, step);
   Search search{.config = config,
                 .machine = machine,
                 .gpus = find.gpus,

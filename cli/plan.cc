@@ -122,7 +122,6 @@ void print_step(const PlanArguments& asked) {
                   ErrorKind::kUsage,
                   "--json and --out are about plans of nano-batches, and a pipeline plans ticks: "
                   "leave them out");
-  check_sizes_of(config, step);
   if (asked.compare) {
     const bool as_json = asked.json || asked.summary_json;
     if (is_pipeline) {

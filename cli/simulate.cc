@@ -235,22 +235,16 @@ SlowRanks slow_ranks_of(const std::vector<std::string>& words, int ranks) {
   return slow;
 }
 
-void refuse_with_paper(const SimulateArguments& asked, bool given, const std::string& name) {
-  DISTCA_THROW_IF(given && !asked.paper.experiment.empty(), ErrorKind::kUsage,
-                  "--paper {}: its rows say all, so {} would be ignored", asked.paper.experiment,
-                  name);
+/// Throws Error(kUsage) if a word is given that `why` lets be ignored.
+void refuse(bool is_given, const std::string& word, const std::string& why) {
+  DISTCA_THROW_IF(is_given, ErrorKind::kUsage, "{}, so {} would be ignored", why, word);
 }
-
-void refuse_with_machine(const SimulateArguments& asked, const std::vector<CLI::Option*>& others) {
-  for (const CLI::Option* other : others) {
-    DISTCA_THROW_IF(asked.prints_machine && other->count() > 0, ErrorKind::kUsage,
-                    "--print-machine prints a machine, so {} would be ignored", other->get_name());
-  }
+void refuse(const std::vector<CLI::Option*>& others, const std::string& why) {
+  for (const CLI::Option* other : others) refuse(other->count() > 0, other->get_name(), why);
 }
 
 void simulate(const SimulateArguments& asked) {
   if (!asked.paper.experiment.empty()) {
-    if (!asked.overrides.empty()) refuse_with_paper(asked, true, asked.overrides[0]);
     PaperArguments paper = asked.paper;
     paper.lengths = asked.lengths;
     return play_paper(paper, machine_by_name(asked.machine));
@@ -277,7 +271,6 @@ void simulate(const SimulateArguments& asked) {
       "give a machine of such nodes",
       config.cluster.ranks_per_node, machine.name, of_node);
   const AskedStep step = asked_step(config, asked);
-  check_sizes_of(config, step);
   const int ranks = run_grid(config, step.workers).num_ranks();
   const SlowRanks slow = slow_ranks_of(asked.slow_ranks, ranks);
   const TraceRequest request{.step = asked.step,
@@ -374,9 +367,12 @@ void add_simulate(CLI::App& app) {
       "Example:  distca simulate --config configs/gpu_8_nodes.toml --lengths lengths.json "
       "--workers 64");
   verb->callback([asked, not_of_paper, not_of_machine] {
-    refuse_with_machine(*asked, not_of_machine);
-    for (const CLI::Option* other : not_of_paper)
-      refuse_with_paper(*asked, other->count() > 0, other->get_name());
+    if (asked->prints_machine) refuse(not_of_machine, "--print-machine prints a machine");
+    if (const std::string& experiment = asked->paper.experiment; !experiment.empty()) {
+      const std::string why = fmt::format("--paper {}: its rows say all", experiment);
+      refuse(not_of_paper, why);
+      for (const std::string& word : asked->overrides) refuse(true, word, why);
+    }
     simulate(*asked);
   });
 }
