@@ -31,19 +31,14 @@ struct VerifyArguments {
   bool json = false;
 };
 
-/// "1 worker", "2 workers".
-std::string counted(int64_t count, const std::string& what, const char* plural = "s") {
-  return fmt::format("{} {}{}", with_thousands(count), what, count == 1 ? "" : plural);
-}
-
 /// Prints the batch and the two sides that are compared.
 void print_sides(const Config& config, const Verification& v) {
   const std::string many = counted(v.num_workers, "worker");
   std::string servers = run_grid(config, v.num_workers).describe_dedicated();
   if (!servers.empty()) servers += config.servers.in_place ? ", " : ", none in place, ";
-  fmt::print("  {:<11} {}, {}, {}, {}\n", "batch", counted(v.nano_batches, "nano-batch", "es"),
-             counted(v.documents, "document"), counted(v.tokens, "token"),
-             counted(v.targets, "next-token pair"));
+  fmt::print("  {:<11} {} nano-batch{}, {}, {}, {}\n", "batch", with_thousands(v.nano_batches),
+             v.nano_batches == 1 ? "" : "es", counted(v.documents, "document"),
+             counted(v.tokens, "token"), counted(v.targets, "next-token pair"));
   fmt::print("  {:<11} {}scheduler {}, overlap {}, keys {}; {:.1f} s\n", many, servers,
              config.plan.scheduler, overlap_name(config.train.overlap),
              v.redispatched ? "dispatched again" : "kept", v.seconds);
