@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "cli/options.h"
-#include "cli/profile_device.h"
 #include "cli/profile_machine.h"
 #include "cli/profile_measure.h"
 #include "cli/verbs.h"
