@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -24,15 +25,6 @@ using enum MemoryPart;
 constexpr std::array<const char*, kNumMemoryParts> kNames = {
     "weights",          "gradients",   "AdamW's state", "copies of weights", "checkpoint copy",
     "exchange buffers", "activations", "logits",        "phase under way"};
-
-/// [index in tensor parallelism] How many local ranks hold the weights of a stage.
-std::vector<int> local_holders(const RunGrid& run, int stage, LocalRanks local) {
-  std::vector<int> counts(run.tensor);
-  const int begin = std::max(local.first, run.rank_of(run.grid.rank(stage, 0), 0));
-  const int end = std::min(local.first + local.count, run.rank_of(run.grid.rank(stage + 1, 0), 0));
-  for (int rank = begin; rank < end; ++rank) ++counts[run.tensor_index(rank)];
-  return counts;
-}
 
 /// Returns standing_memory() of a rank with this stage, in each of so many replicas.
 MemoryParts standing_on_rank(const Config& config, const Stage& stage, int replicas) {
@@ -87,18 +79,17 @@ double activations_on_rank(const Config& config, const RunGrid& run, const Stage
 
 /// Adds up what `on_rank` gives for each local rank that holds weights.
 template <typename OnRank>
-MemoryParts sum_over_stages(const Config& config, int num_workers, LocalRanks local,
-                            const OnRank& on_rank) {
+MemoryParts sum_over_ranks(const Config& config, int num_workers, LocalRanks local,
+                           const OnRank& on_rank) {
   const RunGrid run = run_grid(config, num_workers);
+  std::map<int, int> counts;  // [first rank with the same weights] local ranks
+  const int end = std::min(local.first + local.count, run.num_workers());
+  for (int rank = local.first; rank < end; ++rank) ++counts[run.first_replica(rank)];
   MemoryParts parts;
-  for (int stage = 0; stage < run.grid.stages; ++stage) {
-    const std::vector<int> counts = local_holders(run, stage, local);
-    for (int index = 0; index < run.tensor; ++index) {
-      if (counts[index] == 0) continue;
-      MemoryParts all = on_rank(run, run.stage_of(run.rank_of(run.grid.rank(stage, 0), index)));
-      for (double& bytes : all.bytes) bytes *= counts[index];
-      parts += all;
-    }
+  for (const auto& [rank, count] : counts) {
+    MemoryParts all = on_rank(run, run.stage_of(rank));
+    for (double& bytes : all.bytes) bytes *= count;
+    parts += all;
   }
   return parts;
 }
@@ -131,13 +122,13 @@ double main_param_bytes(const LlamaConfig& model) {
 }
 
 MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local) {
-  return sum_over_stages(config, num_workers, local, [&](const RunGrid& run, const Stage& stage) {
+  return sum_over_ranks(config, num_workers, local, [&](const RunGrid& run, const Stage& stage) {
     return standing_on_rank(config, stage, run.grid.replicas);
   });
 }
 
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local) {
-  return sum_over_stages(config, num_workers, local, [&](const RunGrid& run, const Stage& stage) {
+  return sum_over_ranks(config, num_workers, local, [&](const RunGrid& run, const Stage& stage) {
     MemoryParts parts = standing_on_rank(config, stage, run.grid.replicas);
     if (config.train.steps > 0) parts.at(kActivations) = activations_on_rank(config, run, stage);
     return parts;
