@@ -250,12 +250,11 @@ BatchPlans plan_nano_batches(const Config& config, const Batch& batch, int num_w
 
 BatchPlans plan_later_batch(const Config& config, const Batch& batch, int num_workers,
                             const Speeds& speeds, bool trains, int threads) {
-  if (config.exchange.keys != Config::Exchange::Keys::kKeep)
-    return plan_nano_batches(config, batch, num_workers, speeds, trains, threads);
   try {
     return plan_nano_batches(config, batch, num_workers, speeds, trains, threads);
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kPlan) throw;
+    const bool must_keep = config.exchange.keys == Config::Exchange::Keys::kKeep;
+    if (!must_keep || error.kind() != ErrorKind::kPlan) throw;
   }
   Config redispatching = config;
   redispatching.exchange.keys = Config::Exchange::Keys::kRedispatch;
