@@ -1,6 +1,7 @@
 #include "distca/forecast/step_program.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -35,23 +36,15 @@ namespace {
 
 /// The operation whose backward adds to the gradient by a weight.
 OpKind op_of(WeightPhase phase, bool is_divided) {
-  switch (phase) {
-    case WeightPhase::kEmbed:
-      return OpKind::kEmbed;
-    case WeightPhase::kAttentionNorm:
-      return is_divided ? OpKind::kAttentionNorm : OpKind::kPreAttention;
-    case WeightPhase::kPreAttention:
-      return OpKind::kPreAttention;
-    case WeightPhase::kOutProjection:
-      return is_divided ? OpKind::kOutProjection : OpKind::kPostAttention;
-    case WeightPhase::kMlpNorm:
-      return is_divided ? OpKind::kMlpNorm : OpKind::kPostAttention;
-    case WeightPhase::kPostAttention:
-      return OpKind::kPostAttention;
-    case WeightPhase::kLoss:
-      return OpKind::kLoss;
-  }
-  DISTCA_CHECK(false, "a weight of no phase");
+  using enum OpKind;
+  static constexpr std::array<std::array<OpKind, 2>, 7> kOps{{{kEmbed, kEmbed},
+                                                              {kPreAttention, kAttentionNorm},
+                                                              {kPreAttention, kPreAttention},
+                                                              {kPostAttention, kOutProjection},
+                                                              {kPostAttention, kMlpNorm},
+                                                              {kPostAttention, kPostAttention},
+                                                              {kLoss, kLoss}}};  // [phase]
+  return kOps.at(static_cast<size_t>(phase))[is_divided ? 1 : 0];
 }
 
 /// MiB of a bucket: slices should be no shorter than what a wire carries well.
@@ -136,12 +129,6 @@ GradientExchangeRequest gradient_request(const LlamaConfig& model, const StepOpt
 
 MainParams main_params_of(const StepOptions& options) {
   return options.distributed_optimizer ? MainParams::kElsewhere : MainParams::kHere;
-}
-
-std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
-                                                          const StepOptions& options, int worker,
-                                                          int num_workers, int64_t most_buckets) {
-  return gradient_exchange(model, options, whole_model(model), worker, num_workers, most_buckets);
 }
 
 std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,

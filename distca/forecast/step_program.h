@@ -54,17 +54,11 @@ StepOptions step_options(const Config& config);
 MainParams main_params_of(const StepOptions& options);
 
 /// The exchange of gradients and weights of one of the workers: lists of four messages for each
-/// bucket and other worker. Where the options give more than `most_buckets`, which is 2 or more,
-/// the buckets are larger.
-std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
-                                                          const StepOptions& options, int worker,
-                                                          int num_workers,
-                                                          int64_t most_buckets = kMostBuckets);
-/// The exchange of a rank of a pipeline or of tensor parallelism, whose messages go to the ranks of
-/// its stage that hold the same part of each matrix, where rank = (stage * replicas + replica) *
-/// stage.tensor.size + stage.tensor.index. Gradients and weights are those of the stage. Those of a
-/// tied embedding go to the replicas of the other stage that holds it, too, and those of weights
-/// that ranks of a server share to all who do.
+/// bucket and other rank of its stage that holds the same part of each matrix, where rank = (stage
+/// * replicas + replica) * stage.tensor.size + stage.tensor.index. Gradients and weights are those
+/// of the stage. Those of a tied embedding go to the replicas of the other stage that holds it,
+/// too, and those of weights that ranks of a server share to all who do. Where the options give
+/// more than `most_buckets`, which is 2 or more, the buckets are larger.
 std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
                                                           const StepOptions& options,
                                                           const Stage& stage, int rank,
