@@ -1,4 +1,4 @@
-#include "distca/config/model_from.h"
+// The shape of a run's model where the key model.from names a folder.
 
 #include <string>
 #include <system_error>
@@ -6,6 +6,7 @@
 
 #include "distca/base/error.h"
 #include "distca/checkpoint/index.h"
+#include "distca/config/config.h"
 #include "distca/model/hugging_face.h"
 #include "distca/model/rope_scaling.h"
 
