@@ -193,13 +193,6 @@ std::vector<std::pair<MachineNumber, Machine>> better_machines(const Machine& ma
   return machines;
 }
 
-/// A step on the machine, and its seconds with each number that can be better.
-struct Played {
-  TimedStep step;
-  std::vector<int> traced_ranks;
-  std::vector<std::pair<MachineNumber, double>> better_s;  // ascending
-};
-
 /// Plays the step on all machines, the first of which is the run's: some together on each thread.
 /// Returns the step on the first, and the lengths on all.
 TimedTogether play_on_all(const StepLinks& links, const std::vector<PlayedOn>& machines,
@@ -219,8 +212,9 @@ TimedTogether play_on_all(const StepLinks& links, const std::vector<PlayedOn>& m
   return all;
 }
 
-Played play(const Config& config, const Run& run, const Machine& machine,
-            const SimulateOptions& options) {
+/// Plays the step, and sets its length, its sensitivities and the ranks of its trace.
+TimedStep play(const Config& config, const Run& run, const Machine& machine,
+               const SimulateOptions& options, SimulatedStep& step) {
   const StepLinks links(run.programs(), wire_of(machine).ranks_per_node, options.threads);
   MachinePrices prices(config, machine, run.programs(), options.threads);
   for (const auto& [rank, speed] : options.slow_ranks)
@@ -236,17 +230,22 @@ Played play(const Config& config, const Run& run, const Machine& machine,
     machines.push_back({.prices = of, .wire = wire_of(changed)});
   }
   TimedTogether timed = play_on_all(links, machines, options.threads);
-  Played played{.step = std::move(timed.first)};
+  step.seconds = seconds_of(timed.lengths_ps[0]) + besides_s(machine);
   size_t next = 1;
   for (const auto& [number, changed] : all) {
     const size_t as = number == MachineNumber::kStepUs ? 0 : next++;
-    played.better_s.emplace_back(number, seconds_of(timed.lengths_ps[as]) + besides_s(changed));
+    const double better_s = seconds_of(timed.lengths_ps[as]) + besides_s(changed);
+    const double shorter = 1 - better_s / step.seconds;
+    if (shorter > 0) step.sensitivities.push_back({number, shorter});
   }
-  std::ranges::sort(played.better_s);
-  if (options.trace != nullptr)
-    played.traced_ranks =
-        write_trace(config, machine, run.played(prices, played.step), *options.trace);
-  return played;
+  std::ranges::sort(step.sensitivities, {}, &Sensitivity::number);
+  std::ranges::stable_sort(step.sensitivities, std::greater(), &Sensitivity::shorter);
+  if (options.trace != nullptr) {
+    step.traced_ranks =
+        write_trace(config, machine, run.played(prices, timed.first), *options.trace);
+    step.is_trace_shortened = step.traced_ranks.size() < run.programs().size();
+  }
+  return std::move(timed.first);
 }
 
 /// The speeds that a run with servers.reweight would measure of its servers, each of one rank.
@@ -307,14 +306,10 @@ SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_wo
   step.stages = run.stages({});
   const double memory = machine.of(MachineNumber::kMemoryGib) * 0x1p30;
   if (!options.plays_beyond_memory && step.fullest().peak.total() > memory) return step;
-  const Played played = play(config, run, machine, options);
-  step.traced_ranks = played.traced_ranks;
-  step.is_trace_shortened =
-      options.trace != nullptr && step.traced_ranks.size() < run.programs().size();
-  step.seconds = seconds_of(played.step.length_ps) + besides_s(machine);
-  const std::vector<StepParts> parts = run.parts_of(played.step, machine, options.threads);
+  const TimedStep played = play(config, run, machine, options, step);
+  const std::vector<StepParts> parts = run.parts_of(played, machine, options.threads);
   step.stages = run.stages(parts);
-  if (options.memory_over_time) run.add_memory(config, played.step, step.stages);
+  if (options.memory_over_time) run.add_memory(config, played, step.stages);
   const auto ranks = static_cast<double>(parts.size());
   double most_linear = 0, attention = 0;
   for (const StepParts& of_rank : parts) {
@@ -329,11 +324,6 @@ SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_wo
   step.share_of_peak = config.model.train_flops(step.figures.tokens, step.figures.pairs) /
                        (step.seconds * num_ranks(config, num_workers) *
                         machine.of(MachineNumber::kPeakTflops) * 1e12);
-  for (const auto& [number, better_s] : played.better_s) {
-    const double shorter = 1 - better_s / step.seconds;
-    if (shorter > 0) step.sensitivities.push_back({number, shorter});
-  }
-  std::ranges::stable_sort(step.sensitivities, std::greater(), &Sensitivity::shorter);
   return step;
 }
 
