@@ -54,9 +54,7 @@ class Run {
     for_each_in_parallel(programs_.size(), threads, [&](size_t i) {
       const int rank = static_cast<int>(i) * step_;
       if (i > 0) programs_[i] = made.of(rank);
-      PeakOfRank peak(config, rank, num_workers);
-      peak.add(programs_[i]);
-      peaks_[i] = peak.peak();
+      peaks_[i] = PeakOfRank(config, rank, num_workers).add(programs_[i]).peak();
     });
   }
 
