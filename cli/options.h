@@ -3,6 +3,7 @@
 // and how far it is.
 
 #include <fmt/format.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -76,6 +77,31 @@ class PacedProgress {
   }
 
  private:
+  Stopwatch since_shown_;
+};
+
+/// A line on stderr that says how far a verb is: on a terminal in place of the last one, ten times
+/// a second, and erased in the end; elsewhere a new one every `every_s` seconds.
+class ProgressLine {
+ public:
+  explicit ProgressLine(double every_s)
+      : terminal_(isatty(STDERR_FILENO) == 1), every_s_(terminal_ ? 0.1 : every_s) {}
+  ~ProgressLine() {
+    if (terminal_) std::fputs("\r\033[K", stderr);
+  }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  void show(const std::string& text) {
+    if (since_shown_.seconds() < every_s_) return;
+    since_shown_.restart();
+    fmt::print(stderr, "{}{}{}", terminal_ ? "\r" : "", text, terminal_ ? "\033[K" : "\n");
+    std::fflush(stderr);
+  }
+
+ private:
+  bool terminal_;
+  double every_s_;
   Stopwatch since_shown_;
 };
 
