@@ -56,9 +56,9 @@ Json setting_json(const Search& search, const PlayedSetting& played) {
           {"step_s", played.seconds},
           {"tokens_per_s", played.tokens_per_s},
           {"share_of_peak", played.share_of_peak},
-          {"peak_bytes", std::llround(played.peak.total())},
-          {"peak_where", played.peak.where},
-          {"plan_hash", fmt::format("{:016x}", played.plan_hash)},
+          {"peak_bytes", std::llround(played.fullest().peak.total())},
+          {"peak_where", played.fullest().peak.where},
+          {"plan_hash", fmt::format("{:016x}", played.figures.hash)},
           {"parts_s", std::move(parts)},
           // Nobody can train with virtual stages.
           {"words", setting.virtual_stages > 1 ? std::vector<std::string>()

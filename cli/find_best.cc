@@ -45,7 +45,7 @@ std::vector<std::string> setting_cells(const PlayedSetting& played) {
           order_of(setting),
           std::string(recompute_name(setting.recompute)),
           fmt::format("{:.4f}", played.seconds),
-          gib_text(played.peak.total())};
+          gib_text(played.fullest().peak.total())};
 }
 std::vector<std::string> cells_of(std::initializer_list<std::string> before,
                                   std::vector<std::string> cells,

@@ -32,14 +32,9 @@ double machine_bytes(const Machine& machine) {
 
 PlayedSetting played_setting(const BestRequest& request, const Config& config,
                              const Setting& setting, const SimulatedStep& step) {
-  PlayedSetting played{.setting = setting,
-                       .seconds = step.seconds,
-                       .tokens_per_s = step.tokens_per_s,
-                       .share_of_peak = step.share_of_peak,
-                       .recomputed_s = recomputed_s(config, request.gpus, request.machine,
-                                                    batch_work(config, request.batch)),
-                       .peak = step.fullest().peak,
-                       .plan_hash = step.figures.hash};
+  PlayedSetting played{step, setting};
+  played.recomputed_s =
+      recomputed_s(config, request.gpus, request.machine, batch_work(config, request.batch));
   for (const SimulatedStage& stage : step.stages) {  // each has as many ranks
     for (const auto& [_, part] : kStepParts)
       played.mean.*part += stage.mean.*part / static_cast<double>(step.stages.size());
