@@ -139,11 +139,9 @@ void print_step(const PlanArguments& asked) {
   const auto plan = asked.step == 1 ? plan_nano_batches : plan_later_batch;
   const BatchPlans plans = plan(config, step.batch, step.workers, {}, /*trains=*/true, 1);
   PlanFigures figures{.plan_s = watch.seconds()};
-  figures.hash = plans_hash(plans);
   check_plans(config, plans);
   if (asked.program) return print_program_of(config, plans, step.workers, *asked.program);
-  std::vector<RankSample> work;
-  add_plan_figures(config, step.batch, plans, step.workers, &figures, &work);
+  add_plan_figures(config, step.batch, plans, step.workers, &figures);
   if (!asked.out.empty()) write_file_atomically(asked.out, plans_to_json(plans.plans));
   if (asked.json) return fmt::print("{}", plans_to_json(plans.plans));
   if (!asked.summary_json) return print_for_people(config, asked, step, plans, figures);

@@ -184,8 +184,7 @@ DryRun dry_run(const Config& config, int num_workers, LocalRanks local,
       run.tensor_bytes += all - between;
     }
   }
-  std::vector<RankSample> work;
-  add_plan_figures(config, ahead.first, ahead.plans.front(), num_workers, &run.first, &work);
+  add_plan_figures(config, ahead.first, ahead.plans.front(), num_workers, &run.first);
   for (const PeakOfRank& rank : ranks) run.peaks.push_back(rank.peak());
   run.needed = least_together(run.peaks);
   return run;

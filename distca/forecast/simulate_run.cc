@@ -293,9 +293,8 @@ SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_wo
       plan(config, batch, num_workers, speeds_of_servers(config, num_workers, options),
            /*trains=*/true, options.threads);
   SimulatedStep step;
-  step.figures.hash = plans_hash(plans);
-  std::vector<RankSample> work;
-  add_plan_figures(config, batch, plans, num_workers, &step.figures, &work);
+  const std::vector<RankSample> work =
+      add_plan_figures(config, batch, plans, num_workers, &step.figures);
   step.is_ruled_out =
       least_busiest_s(config, num_workers, machine, step.figures, work) > options.most_s;
   if (step.is_ruled_out) return step;
