@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "cli/best_found.h"
 #include "cli/options.h"

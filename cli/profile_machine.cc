@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
-#include <utility>
 
 #include "cli/options.h"
 #include "cli/profile_measure.h"

@@ -6,7 +6,6 @@
 #include "distca/base/error.h"
 #include "distca/base/heap.h"
 #include "distca/comm/device_copy.h"
-#include "distca/comm/device_facts.h"
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch/launch.h"
 #include "distca/comm/launch/store_process.h"

@@ -4,8 +4,6 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <regex>
 #include <type_traits>
 

@@ -10,7 +10,6 @@
 #include "distca/forecast/batch_programs.h"
 #include "distca/forecast/checked_data.h"
 #include "distca/forecast/memory_cap.h"
-#include "distca/forecast/plan_figures.h"
 
 namespace distca {
 namespace {

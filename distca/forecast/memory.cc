@@ -7,15 +7,12 @@
 #include <map>
 #include <numeric>
 #include <string>
-#include <vector>
 
 #include "distca/base/cgroup.h"
 #include "distca/base/error.h"
-#include "distca/config/run_grid.h"
 #include "distca/forecast/memory_cap.h"
 #include "distca/forecast/memory_peak.h"
 #include "distca/model/weight_table.h"
-#include "distca/program/overlap.h"
 
 namespace distca {
 namespace {

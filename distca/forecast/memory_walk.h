@@ -12,7 +12,6 @@
 #include "distca/config/config.h"
 #include "distca/forecast/memory.h"
 #include "distca/forecast/memory_peak.h"
-#include "distca/kernels/varlen_memory.h"
 #include "distca/program/program.h"
 
 namespace distca {

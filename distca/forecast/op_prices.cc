@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <optional>
 #include <string_view>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "distca/base/error.h"
 #include "distca/base/parallel.h"

@@ -8,7 +8,6 @@
 // A setting is chosen by the row's first batch, as --find-best chooses (memory first), and played
 // with all. Any thread may call the functions; `progress` is called by one thread at a time.
 
-#include <array>
 #include <functional>
 #include <map>
 #include <optional>

@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <optional>
-#include <utility>
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"

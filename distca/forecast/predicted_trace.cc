@@ -1,6 +1,5 @@
 #include "distca/forecast/predicted_trace.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <numeric>
@@ -8,7 +7,6 @@
 
 #include "distca/forecast/memory_over_time.h"
 #include "distca/program/overlap.h"
-#include "distca/sim/message_times.h"
 #include "distca/sim/step_events.h"
 
 namespace distca {

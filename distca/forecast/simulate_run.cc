@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <deque>
 #include <functional>
@@ -12,7 +11,6 @@
 #include <utility>
 
 #include "distca/base/error.h"
-#include "distca/base/parallel.h"
 #include "distca/config/run_grid.h"
 #include "distca/forecast/batch_programs.h"
 #include "distca/forecast/op_prices.h"

@@ -20,7 +20,6 @@
 #include "distca/forecast/memory_over_time.h"
 #include "distca/forecast/memory_peak.h"
 #include "distca/forecast/plan_figures.h"
-#include "distca/forecast/plan_request.h"
 #include "distca/forecast/predicted_trace.h"
 
 namespace distca {
