@@ -87,21 +87,18 @@ std::string memory_table(const RunGrid& grid, const DryRun& run) {
   for (const size_t local : shown.ranks)
     header.push_back(column_name(grid, run.local.first + static_cast<int>(local)));
   Table table(header);
-  const auto add_row = [&](const char* name, const auto& bytes) {
+  const auto add_row = [&](const char* name, const auto& cell) {
     std::vector<std::string> row = {name};
-    for (const size_t local : shown.ranks) row.push_back(mebibytes(bytes(run.peaks[local])));
+    for (const size_t local : shown.ranks) row.push_back(cell(local));
     table.add_row(row);
   };
   for (int i = 0; i < kNumMemoryParts; ++i) {
     const auto part = static_cast<MemoryPart>(i);
-    add_row(memory_part_name(part), [&](const PeakMemory& peak) { return peak.of(part); });
+    add_row(memory_part_name(part), [&](size_t at) { return mebibytes(run.peaks[at].of(part)); });
   }
-  add_row("peak", [](const PeakMemory& peak) { return peak.total(); });
-  if (grid.is_pipeline()) {
-    std::vector<std::string> row = {"nano-batches in flight"};
-    for (const size_t local : shown.ranks) row.push_back(std::to_string(run.in_flight.at(local)));
-    table.add_row(row);
-  }
+  add_row("peak", [&](size_t at) { return mebibytes(run.peaks[at].total()); });
+  if (grid.is_pipeline())
+    add_row("nano-batches in flight", [&](size_t at) { return std::to_string(run.in_flight[at]); });
   return table.to_string() + below_the_table(grid, run, shown);
 }
 

@@ -23,9 +23,10 @@ constexpr std::array<const char*, kNumMemoryParts> kNames = {
     "weights",          "gradients",   "AdamW's state", "copies of weights", "checkpoint copy",
     "exchange buffers", "activations", "logits",        "phase under way"};
 
-/// Returns standing_memory() of a rank with this stage, in each of so many replicas.
-MemoryParts standing_on_rank(const Config& config, const Stage& stage, int replicas) {
+/// Returns standing_memory() of a rank with this stage.
+MemoryParts standing_on_rank(const Config& config, const RunGrid& run, const Stage& stage) {
   const LlamaConfig& model = config.model;
+  const int replicas = run.grid.replicas;
   const double main_param = main_param_bytes(model);
   const auto type = static_cast<double>(element_bytes(model.dtype));
   const bool is_sharded = config.parallel.use_distributed_optimizer;
@@ -74,17 +75,22 @@ double activations_on_rank(const Config& config, const RunGrid& run, const Stage
          static_cast<double>(llama_memory(shape, config.train.recompute, redispatches).token_bytes);
 }
 
+MemoryParts needed_on_rank(const Config& config, const RunGrid& run, const Stage& stage) {
+  MemoryParts parts = standing_on_rank(config, run, stage);
+  if (config.train.steps > 0) parts.at(kActivations) = activations_on_rank(config, run, stage);
+  return parts;
+}
+
 /// Adds up what `on_rank` gives for each local rank that holds weights.
-template <typename OnRank>
 MemoryParts sum_over_ranks(const Config& config, int num_workers, LocalRanks local,
-                           const OnRank& on_rank) {
+                           decltype(standing_on_rank)& on_rank) {
   const RunGrid run = run_grid(config, num_workers);
   std::map<int, int> counts;  // [first rank with the same weights] local ranks
   const int end = std::min(local.first + local.count, run.num_workers());
   for (int rank = local.first; rank < end; ++rank) ++counts[run.first_replica(rank)];
   MemoryParts parts;
   for (const auto& [rank, count] : counts) {
-    MemoryParts all = on_rank(run, run.stage_of(rank));
+    MemoryParts all = on_rank(config, run, run.stage_of(rank));
     for (double& bytes : all.bytes) bytes *= count;
     parts += all;
   }
@@ -119,17 +125,11 @@ double main_param_bytes(const LlamaConfig& model) {
 }
 
 MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local) {
-  return sum_over_ranks(config, num_workers, local, [&](const RunGrid& run, const Stage& stage) {
-    return standing_on_rank(config, stage, run.grid.replicas);
-  });
+  return sum_over_ranks(config, num_workers, local, standing_on_rank);
 }
 
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local) {
-  return sum_over_ranks(config, num_workers, local, [&](const RunGrid& run, const Stage& stage) {
-    MemoryParts parts = standing_on_rank(config, stage, run.grid.replicas);
-    if (config.train.steps > 0) parts.at(kActivations) = activations_on_rank(config, run, stage);
-    return parts;
-  });
+  return sum_over_ranks(config, num_workers, local, needed_on_rank);
 }
 
 MemoryLimit memory_limit() {

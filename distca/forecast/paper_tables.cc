@@ -89,8 +89,7 @@ std::vector<PaperChoice> choices_of(const PaperRow& row, const std::string& sche
   const bool has_orders = scheduler == kOurs;
   std::vector<int64_t> nano_batches = {finest(row)};
   if (row.table == PaperTable::kFourDimensions) {
-    nano_batches.push_back(finest(row) / 2);
-    nano_batches.push_back(finest(row) / 4);
+    nano_batches.insert(nano_batches.end(), {finest(row) / 2, finest(row) / 4});
   } else if (is_wlb) {
     nano_batches.push_back(1);
   }
