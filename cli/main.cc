@@ -17,8 +17,8 @@
 #include <exception>
 #include <filesystem>
 #include <memory>
+#include <sstream>
 
-#include "cli/help.h"
 #include "cli/verbs.h"
 #include "distca/base/build_info.h"
 #include "distca/base/console.h"
@@ -27,6 +27,33 @@
 #include "distca/base/text.h"
 
 namespace {
+
+/// How `--help` looks: options next to their descriptions, in at most 100 columns.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(kNames); }
+
+  /// The description of an option, broken into lines. An indented line stays indented.
+  std::string make_option_desc(const CLI::Option* option) const override {
+    std::string text;
+    std::istringstream lines(option->get_description());
+    for (std::string line; std::getline(lines, line);) {
+      const size_t indent = line.find_first_not_of(' ');
+      size_t shift = indent;
+      for (const std::string& piece :
+           distca::wrapped(line.substr(indent), kMeanings - indent - 2)) {
+        if (!text.empty()) text += '\n';
+        text.append(shift, ' ');
+        text += piece;
+        shift = indent > 0 ? indent + 2 : 0;
+      }
+    }
+    return text;
+  }
+
+ private:
+  static constexpr size_t kNames = 34, kMeanings = 100 - kNames;
+};
 
 /// Data sets, ranks and their connections each have descriptors, and 1,024 are few.
 void take_more_descriptors() {
@@ -122,7 +149,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", version_text());
   app.footer("Try:  distca data prepare --text docs --tokenizer byte --out data/docs");
-  app.formatter(std::make_shared<distca::cli::HelpFormatter>());
+  app.formatter(std::make_shared<HelpFormatter>());
   distca::cli::add_data(app);
   distca::cli::add_plan(app);
   distca::cli::add_simulate(app);

@@ -51,12 +51,6 @@ std::shared_ptr<const AttentionProfile> attention_profile(const MachineArguments
       to_profile(asked, kernel.name(), measured_peak(asked), tasks));
 }
 
-std::string describe_check(const Machine::Check& check) {
-  return fmt::format(
-      "check: a step of the run is predicted at {:.4f} s and took {:.4f} s ({:+.1f} %)",
-      check.predicted_s, check.measured_s, 100 * check.error());
-}
-
 void print_machine(const Machine& machine, const std::filesystem::path& file) {
   Table table({"number", "value", "from"});
   for (int i = 0; i < kNumMachineNumbers; ++i) {
@@ -73,8 +67,12 @@ void print_machine(const Machine& machine, const std::filesystem::path& file) {
                                                 static_cast<double>(times.tokens[i]))});
     }
   }
-  fmt::print("{}\n{}\n{}\n{}: {}\n", table.to_string(), phases.to_string(),
-             describe_check(machine.check), file.string(), machine.name);
+  const Machine::Check& check = machine.check;
+  fmt::print(
+      "{}\n{}\ncheck: a step of the run is predicted at {:.4f} s and took {:.4f} s ({:+.1f} %)\n"
+      "{}: {}\n",
+      table.to_string(), phases.to_string(), check.predicted_s, check.measured_s,
+      100 * check.error(), file.string(), machine.name);
 }
 
 /// On every rank.

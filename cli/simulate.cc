@@ -173,35 +173,23 @@ void print_for_people(const Config& config, const AskedStep& asked, int64_t numb
     fmt::print("\nRanks that divide layers do the same: the first of each server was played.\n");
 }
 
-/// The file of --trace or --out, or nothing. It is opened before the step is planned, and appears
-/// once it is whole.
-class ResultFile {
- public:
-  /// Throws Error(kUsage) if the file cannot be written. No path means no file.
-  ResultFile(const char* option, const std::string& path) {
-    if (path.empty()) return;
-    missing_.emplace(std::filesystem::absolute(path).parent_path());
-    try {
-      file_.emplace(path);
-    } catch (const Error& error) {
-      throw Error(ErrorKind::kUsage, "{}: {}", option, error.what());
-    }
-  }
-
-  bool is_wanted() const { return file_.has_value(); }
-  /// These two do nothing without a file.
-  void write(std::string_view part) {
-    if (file_) file_->write(part);
-  }
-  void commit() {
-    if (file_) file_->commit();
-  }
-
- private:
-  // Destroyed last: removes the folders if the file did not appear.
-  std::optional<MissingFolders> missing_;
-  std::optional<AtomicFile> file_;
+/// The file of --trace or --out. It is opened before the step is planned, and appears once it is
+/// whole. Folders that were made for it are removed if it does not.
+struct ResultFile {
+  MissingFolders missing;
+  AtomicFile file;
 };
+
+/// Null without a path. Throws Error(kUsage) if the file cannot be written.
+std::unique_ptr<ResultFile> result_file(const char* option, const std::string& path) {
+  if (path.empty()) return nullptr;
+  try {
+    const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+    return std::unique_ptr<ResultFile>(new ResultFile{MissingFolders(folder), AtomicFile(path)});
+  } catch (const Error& error) {
+    throw Error(ErrorKind::kUsage, "{}: {}", option, error.what());
+  }
+}
 
 /// Says where the trace is, as `distca train` does, and of which ranks it is if not of all.
 void print_trace(const std::string& file, const SimulatedStep& step) {
@@ -252,11 +240,12 @@ void simulate(const SimulateArguments& asked) {
   const Config config = load_config(asked.config, asked.overrides);
   const Machine machine = machine_by_name(asked.machine);
   if (asked.prints_machine) return fmt::print("{}", machine_to_json(machine));
-  ResultFile trace("--trace", asked.trace), out("--out", asked.out);
+  const auto trace = result_file("--trace", asked.trace), out = result_file("--out", asked.out);
   say_notes(config.notes);
   const auto keep = [&](const std::string& json) {
-    out.write(json);
-    out.commit();
+    if (!out) return;
+    out->file.write(json);
+    out->file.commit();
   };
   if (asked.finds_best) {
     FindBestArguments find = asked.find;
@@ -274,18 +263,18 @@ void simulate(const SimulateArguments& asked) {
   const int ranks = run_grid(config, step.workers).num_ranks();
   const SlowRanks slow = slow_ranks_of(asked.slow_ranks, ranks);
   const TraceRequest request{.step = asked.step,
-                             .write = [&](std::string_view part) { trace.write(part); }};
+                             .write = [&](std::string_view part) { trace->file.write(part); }};
   const SimulatedStep simulated = simulate_step(config, step.batch, step.workers, machine,
                                                 {.is_first_step = asked.step == 1,
                                                  .memory_over_time = true,
                                                  .slow_ranks = slow,
-                                                 .trace = trace.is_wanted() ? &request : nullptr});
-  trace.commit();
+                                                 .trace = trace ? &request : nullptr});
+  if (trace) trace->file.commit();
   const std::string json = canonical_json(json_of(simulated, machine, asked.step, ranks, slow));
   keep(json);
   if (asked.json) return fmt::print("{}", json);
   print_for_people(config, step, asked.step, simulated, machine, slow);
-  if (trace.is_wanted()) print_trace(asked.trace, simulated);
+  if (trace) print_trace(asked.trace, simulated);
 }
 
 /// The options of --find-best, which excludes others.

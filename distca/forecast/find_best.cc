@@ -25,10 +25,6 @@ int threads_of_each() {
   return std::max(std::min(here, 2), here / static_cast<int>(kTriedTogether));
 }
 
-double machine_bytes(const Machine& machine) {
-  return machine.of(MachineNumber::kMemoryGib) * 0x1p30;
-}
-
 PlayedSetting played_setting(const BestRequest& request, const Config& config,
                              const Setting& setting, const SimulatedStep& step) {
   PlayedSetting played{step, setting};
@@ -253,7 +249,7 @@ Tried try_setting(const BestRequest& request, const Setting& setting, double mos
     const Config config = config_of(request.config, relieved);
     const MemoryParts least = least_peak(config, request.gpus);
     if (tried.refused.empty()) tried.too_large = TooLarge{relieved, least};
-    if (least.total() > machine_bytes(request.machine)) continue;
+    if (least.total() > request.machine.of(MachineNumber::kMemoryGib) * 0x1p30) continue;
     if (least_step_s(config, request.gpus, request.machine, work) > most_s) return {};
     try {
       const SimulatedStep step = simulate_step(config, joined(request.batch, relieved.nano_batches),
