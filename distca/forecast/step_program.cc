@@ -19,9 +19,7 @@ StepOptions step_options(const Config& config) {
   const int64_t loss_chunk_logits = int64_t{1} << (config.on_cuda() ? 27 : 25);
   return {.overlap = config.train.overlap,
           .wide_gradients = config.exchange.wide_gradients,
-          .kernel = config.attention.kernel,
-          .measured_kernels = kernel_request(config).measured,
-          .threads = static_cast<int>(config.train.threads_per_rank),
+          .kernel = kernel_request(config),
           .recompute = config.train.recompute,
           .chunk_rows = chunk_rows,
           .loss_chunk_tokens = config.train.loss_chunk_tokens,

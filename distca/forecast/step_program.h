@@ -27,17 +27,15 @@ struct StepOptions {
   /// dQ, dK and dV travel in the type in which they are summed, instead of the model's compute type
   /// (exchange.grad_dtype = accumulator). It costs more bytes and rounds less.
   bool wide_gradients = false;
-  KernelChoice kernel = KernelChoice::kAuto;  // attention.kernel
-  MeasuredKernels measured_kernels = {};      // by plan.profile
-  int threads = 1;                            // threads of our own attention kernel
-  Recompute recompute = Recompute::kNone;     // train.recompute
-  int64_t chunk_rows = 2048;                  // rows that train.recompute=full computes at a time
-  int64_t loss_chunk_tokens = 0;              // train.loss_chunk_tokens
-  int64_t loss_chunk_logits = 1 << 25;        // a chunk's, where loss_chunk_tokens is 0
-  bool distributed_optimizer = false;         // parallel.use_distributed_optimizer
-  bool overlap_grad_reduce = true;            // parallel.overlap_grad_reduce
-  double bucket_mb = 0;                       // parallel.bucket_mb
-  int tensor = 1;                             // ranks that divide the layers of a server
+  KernelRequest kernel = {};               // Shape, type and device are those of the model.
+  Recompute recompute = Recompute::kNone;  // train.recompute
+  int64_t chunk_rows = 2048;               // rows that train.recompute=full computes at a time
+  int64_t loss_chunk_tokens = 0;           // train.loss_chunk_tokens
+  int64_t loss_chunk_logits = 1 << 25;     // a chunk's, where loss_chunk_tokens is 0
+  bool distributed_optimizer = false;      // parallel.use_distributed_optimizer
+  bool overlap_grad_reduce = true;         // parallel.overlap_grad_reduce
+  double bucket_mb = 0;                    // parallel.bucket_mb
+  int tensor = 1;                          // ranks that divide the layers of a server
   /// The least (query, key) pairs of a share of core attention in parts (plan/attention_parts.h).
   int64_t least_share_pairs = kLeastSharePairs;
 
