@@ -19,8 +19,10 @@ struct LeastWork {
   double attention = 0;         // one rank of each server, all layers and nano-batches
 };
 
-/// The least time of core attention of a layer, both passes, for a (query, key) pair.
-double least_pair_ns(const AttentionShape& shape, const AttentionProfile& profile) {
+/// The least time of core attention of a layer, both passes, for a (query, key) pair, on a rank of
+/// the machine.
+double least_pair_s(const Config& config, const Machine& machine) {
+  const AttentionProfile& profile = *machine.attention;
   double forward = 0, backward = 0;  // pairs per ns
   const size_t columns = profile.kv_tokens.size();
   for (size_t i = 0; i < profile.forward_ns.size(); ++i) {
@@ -34,13 +36,9 @@ double least_pair_ns(const AttentionShape& shape, const AttentionProfile& profil
   const auto size_of = [](const AttentionShape& s) {
     return static_cast<double>(s.num_heads * (s.head_dim_qk + s.head_dim_v));
   };
-  return kBelowProfile * size_of(shape) / size_of(profile.shape) * (1 / forward + 1 / backward);
-}
-
-/// The least time of core attention of a layer, both passes, for a pair, on a rank of the machine.
-double least_pair_s(const Config& config, const Machine& machine) {
-  return 1e-9 * least_pair_ns(config.rank_shape().attention, *machine.attention) /
-         machine.of(MachineNumber::kAttentionRate);
+  const double ns = kBelowProfile * size_of(config.rank_shape().attention) /
+                    size_of(profile.shape) * (1 / forward + 1 / backward);
+  return 1e-9 * ns / machine.of(MachineNumber::kAttentionRate);
 }
 
 LeastWork least_work(const Config& config, const RunGrid& run, const Machine& machine,
