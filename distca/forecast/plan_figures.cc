@@ -44,7 +44,7 @@ class Figures {
   void add_nano_batch(const BatchPlans& plans, size_t nano) {
     const std::vector<int64_t> layers = config_.model.num_layers_of_windows();
     for (size_t window = 0; window < layers.size(); ++window)
-      add_window(plans.plan(nano, window), {layers[window], config_.model.num_hidden_layers});
+      add_window(plans.plan(nano, window), layers[window]);
     const Plan& plan = plans.plan(nano);
     for (int worker = 0; worker < num_workers_; ++worker)
       work_[worker].tokens += plan.layout.num_tokens(worker);
@@ -77,27 +77,22 @@ class Figures {
   const std::vector<RankSample>& work() const { return work_; }
 
  private:
-  /// How many layers a plan is for.
-  struct Layers {
-    int64_t count, all;
-    /// Returns what a load of each of these layers adds to the mean over all layers.
-    int64_t share_of(int64_t load) const { return distca::share_of(load, count, all); }
-  };
-
-  void add_window(const Plan& plan, const Layers& layers) {
+  /// The plan is for so many of the layers, over all of which loads are a mean.
+  void add_window(const Plan& plan, int64_t layers) {
+    const int64_t all = config_.model.num_hidden_layers;
     std::vector<int64_t> before = packed_load(plan);
     // Plain packing knows no servers but workers.
     add_imbalance(Cluster::in_place(num_workers_), before, plan,
-                  static_cast<double>(layers.count) / static_cast<double>(layers.all));
+                  static_cast<double>(layers) / static_cast<double>(all));
     std::vector<ServerLoad> mean = plan.load;
-    for (int64_t& load : before) load = layers.share_of(load);
+    for (int64_t& load : before) load = share_of(load, layers, all);
     for (ServerLoad& load : mean) {
-      load.pairs = layers.share_of(load.pairs);
-      load.time_ns = layers.share_of(load.time_ns);
+      load.pairs = share_of(load.pairs, layers, all);
+      load.time_ns = share_of(load.time_ns, layers, all);
       figures_.pairs += load.pairs;
     }
     add_load(mean, before, 1);
-    add_predicted(plan, static_cast<double>(layers.count));
+    add_predicted(plan, static_cast<double>(layers));
   }
 
   void add_exchange(const PipelineParts& parts, size_t index,
