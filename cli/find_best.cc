@@ -79,10 +79,10 @@ void print_best_of_ours(const Search& search) {
   Table table(header);
   const std::vector<PlayedSetting>& best = search.found[0].best;
   for (size_t i = 0; i < best.size(); ++i) {
-    std::vector<std::string> cells = cells_of(
-        {std::to_string(i + 1)}, setting_cells(best[i]),
-        {own_text(search.own_of_ours[i]), with_thousands(std::llround(best[i].tokens_per_s)),
-         percent_text(best[i].share_of_peak)});
+    std::vector<std::string> cells =
+        cells_of({std::to_string(i + 1)}, setting_cells(best[i]),
+                 {own_text(search.own[0][i]), with_thousands(std::llround(best[i].tokens_per_s)),
+                  percent_text(best[i].share_of_peak)});
     for (const Loss& loss : kLosses)
       cells.push_back(percent_text(loss.seconds(best[i]) / best[i].seconds));
     table.add_row(std::move(cells));
@@ -160,7 +160,7 @@ void print_best_against_best(const Search& search) {
     table.add_row(cells_of(
         {found.contestant.name}, setting_cells(best),
         {percent_text(best.share_of_peak), fmt::format("{:.3f}", best.seconds / ours.seconds),
-         own_text(search.own[i]), ratios.empty() ? "-" : range_text(ratios, "{:.3f}"),
+         own_text(search.own[i][0]), ratios.empty() ? "-" : range_text(ratios, "{:.3f}"),
          i == 0 ? "" : main_loss(best, ours)}));
   }
   fmt::print("\n{}\n", table.to_string());
@@ -211,7 +211,7 @@ std::string reasons(const Found& ours) {
 
 /// The best setting with the documents of its own run. Empty if it cannot be planned for them.
 std::string own_reasons(const Search& search) {
-  const OwnSteps& own = search.own[0];
+  const OwnSteps& own = search.own[0][0];
   if (own.empty()) return "";
   return fmt::format(
       " With the documents of the run itself, {} take {} s, {} tokens/s at the slowest.",
@@ -251,7 +251,7 @@ void print_limits(const Search& search) {
                        "\"own cuts\" is its step, which distca simulate predicts for the words, "
                        "and \"of ours, steps\" the least and the most of {}.",
                        with_thousands(search.config.batch.max_document_tokens), search.nano_batches,
-                       steps_text(search, search.own[0].size())),
+                       steps_text(search, search.own[0][0].size())),
            kColumns),
       wrap("Kept from the configuration: all other keys, parallel.use_distributed_optimizer among "
            "them. Recomputation is the least that fits.",
