@@ -356,7 +356,7 @@ Config finest(Config config) {
 }  // namespace
 
 std::string find_best_setting(const StepArguments& asked, const Config& config,
-                              const Machine& machine, const FindBestArguments& find) {
+                              const Machine& machine, const FindBestArguments& find, bool as_json) {
   StepArguments of_gpus = asked;
   of_gpus.workers = find.gpus;
   Config alone = finest(config);  // every GPU a server: nothing is larger
@@ -381,7 +381,7 @@ std::string find_best_setting(const StepArguments& asked, const Config& config,
   standard_error().keep_progress();
   standard_error().finish(kConsolePatience);
   const std::string json = canonical_json(json_of(search));
-  if (find.json) {
+  if (as_json) {
     fmt::print("{}", json);
   } else {
     print_search(search);

@@ -55,17 +55,17 @@ std::vector<PaperRow> asked_rows(const std::vector<PaperRow>& all, const std::st
   return rows;
 }
 
-PaperStudy study_of(const PaperArguments& asked, const Machine& machine) {
-  DISTCA_THROW_IF(asked.lengths.empty(), ErrorKind::kUsage,
+PaperStudy study_of(const PaperArguments& asked, const std::filesystem::path& lengths,
+                    const Machine& machine) {
+  DISTCA_THROW_IF(lengths.empty(), ErrorKind::kUsage,
                   "--paper {}: give --lengths FOLDER, which has lengths_pretrain.json and "
                   "lengths_prolong.json, such as distca/plan/testdata",
                   asked.experiment);
-  return {
-      .machine = machine,
-      .lengths = {{SampleKind::kPretrain, read_lengths(asked.lengths / "lengths_pretrain.json")},
-                  {SampleKind::kProlong, read_lengths(asked.lengths / "lengths_prolong.json")}},
-      .batches = asked.batches,
-      .progress = PacedProgress()};
+  return {.machine = machine,
+          .lengths = {{SampleKind::kPretrain, read_lengths(lengths / "lengths_pretrain.json")},
+                      {SampleKind::kProlong, read_lengths(lengths / "lengths_prolong.json")}},
+          .batches = asked.batches,
+          .progress = PacedProgress()};
 }
 
 /// "linear_tflops a fifth better: 1.09"
@@ -205,20 +205,20 @@ std::vector<PaperRow> figure_11_rows() {
 
 }  // namespace
 
-void play_paper(const PaperArguments& asked, const Machine& machine) {
+void play_paper(const PaperArguments& asked, const std::filesystem::path& lengths,
+                const Machine& machine) {
   DISTCA_THROW_IF(!machine.phases.empty(), ErrorKind::kConfig,
                   "--paper with machine {}: its phases were measured for another model; take a "
                   "machine without such phases",
                   machine.name);
   if (asked.experiment == "fig3a") {
-    DISTCA_THROW_IF(!asked.rows.empty() || asked.batches > 1 || !asked.lengths.empty(),
-                    ErrorKind::kUsage,
+    DISTCA_THROW_IF(!asked.rows.empty() || asked.batches > 1 || !lengths.empty(), ErrorKind::kUsage,
                     "--paper fig3a: its documents are alike and it has one batch; leave --rows, "
                     "--batches and --lengths out");
     print_constants(machine);
     return play_all_gathers(machine);
   }
-  const PaperStudy study = study_of(asked, machine);
+  const PaperStudy study = study_of(asked, lengths, machine);
   const bool is_figure = asked.experiment == "fig11";
   const PaperTable table = asked.experiment == "table4"   ? PaperTable::kFourDimensions
                            : asked.experiment == "beyond" ? PaperTable::kBeyond

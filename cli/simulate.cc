@@ -232,11 +232,8 @@ void refuse(const std::vector<CLI::Option*>& others, const std::string& why) {
 }
 
 void simulate(const SimulateArguments& asked) {
-  if (!asked.paper.experiment.empty()) {
-    PaperArguments paper = asked.paper;
-    paper.lengths = asked.lengths;
-    return play_paper(paper, machine_by_name(asked.machine));
-  }
+  if (!asked.paper.experiment.empty())
+    return play_paper(asked.paper, asked.lengths, machine_by_name(asked.machine));
   const Config config = load_config(asked.config, asked.overrides);
   const Machine machine = machine_by_name(asked.machine);
   if (asked.prints_machine) return fmt::print("{}", machine_to_json(machine));
@@ -247,11 +244,8 @@ void simulate(const SimulateArguments& asked) {
     out->file.write(json);
     out->file.commit();
   };
-  if (asked.finds_best) {
-    FindBestArguments find = asked.find;
-    find.json = asked.json;
-    return keep(find_best_setting(asked, config, machine, find));
-  }
+  if (asked.finds_best)
+    return keep(find_best_setting(asked, config, machine, asked.find, asked.json));
   const auto of_node = static_cast<int64_t>(machine.of(MachineNumber::kRanksPerNode));
   DISTCA_THROW_IF(
       config.cluster.ranks_per_node > 0 && config.cluster.ranks_per_node != of_node,
@@ -330,9 +324,8 @@ void add_simulate(CLI::App& app) {
   CLI::Option* print_machine =
       verb->add_flag("--print-machine", asked->prints_machine,
                      "Print the file of the machine instead, to change numbers in it");
-  std::vector<CLI::Option*> not_of_machine = {trace, slow, find_best, json,
-                                              out};  // in help: too wide
-  not_of_machine.insert(not_of_machine.end(), of_step.begin(), of_step.end());
+  std::vector<CLI::Option*> not_of_machine = of_step;  // excludes() would make help too wide
+  not_of_machine.insert(not_of_machine.begin(), {trace, slow, find_best, json, out});
   CLI::Option* paper =
       verb->add_option("--paper", asked->paper.experiment,
                        "Play an experiment of the paper instead, beside what it publishes; "
@@ -345,11 +338,9 @@ void add_simulate(CLI::App& app) {
       ->needs(paper);
   number(*verb, "--batches", asked->paper.batches, 1, 30, "Batches of each row of --paper")
       ->needs(paper);
-  std::vector<CLI::Option*> not_of_paper = {trace, slow, find_best,
-                                            json,  out,  print_machine};  // in help: too wide
-  for (CLI::Option* other : of_step) {
-    if (!other->check_name("--lengths")) not_of_paper.push_back(other);
-  }
+  std::vector<CLI::Option*> not_of_paper = not_of_machine;
+  not_of_paper.push_back(print_machine);
+  std::erase_if(not_of_paper, [](const auto* option) { return option->check_name("--lengths"); });
   verb->footer(
       "With --config and KEY=VALUE as for distca train, it plays the plans of that run.\n"
       "The best setting:  distca simulate --config FILE --lengths FILE --find-best --gpus 64\n"

@@ -109,10 +109,9 @@ constexpr const char* kLeaving = ", leaving weights";
 
 bool is_name_of_phase(const std::string& name) {
   for (int kind = 0; kind < kNumOpKinds; ++kind) {
-    Op op{.kind = static_cast<OpKind>(kind)};
     for (const bool leaves : {false, true}) {
-      op.leaves_weights = leaves;
-      if (name == phase_name(op)) return true;
+      if (name == phase_name({.kind = static_cast<OpKind>(kind), .leaves_weights = leaves}))
+        return true;
     }
   }
   return false;
