@@ -23,7 +23,7 @@ constexpr size_t kColumns = 100;  // text is broken there
 std::string gib_text(double bytes) { return fmt::format("{:.1f}", bytes / 0x1p30); }
 std::string percent_text(double share) { return fmt::format("{:.1f}", 100 * share); }
 
-/// Of a Setting or a Division.
+/// "8 x 1 x 4", by a Setting or a Division.
 template <typename Divided>
 std::string factors_text(const Divided& of) {
   return fmt::format("{} x {} x {}", of.tensor, of.stages, of.replicas);

@@ -35,7 +35,7 @@ std::vector<size_t> longest_of_each_stage(const PlayedStep& played, const std::v
     return played.run.grid.stage(played.run.server_of(ranks[i]));
   };
   std::vector<size_t> longest;
-  for (size_t i = 0; i < ranks.size(); ++i) {  // those of a stage are neighbours
+  for (size_t i = 0; i < ranks.size(); ++i) {  // a stage has neighbours
     if (i == 0 || stage_of(i) != stage_of(i - 1)) {
       longest.push_back(i);
     } else if (played.step.ranks[i].computed_ps > played.step.ranks[longest.back()].computed_ps) {

@@ -221,9 +221,9 @@ class TensorWalk final : public ProgramWalk {
     if (leaves) ledger_.take(kActivations, nano.tokens * row_.k);  // the gradient by V
   }
 
-  /// The gradient by the norm's input takes the place of that by its output. Frees what the norm has
-  /// kept, and a gradient: the MLP's norm that by the residual, the first one that by the input of
-  /// the MLP's.
+  /// The gradient by the norm's input takes the place of that by its output. Frees what the norm
+  /// has kept, and a gradient: the MLP's norm that by the residual, the first one that by the input
+  /// of the MLP's.
   void norm_backward(const Nano& nano) {
     ledger_.pass(kPhase, norm_weight_gradients(nano.own));
     ledger_.give(kActivations, nano.own * (2 * row_.hidden + row_.wide));
