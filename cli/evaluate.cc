@@ -133,27 +133,26 @@ std::string describe_data(const Config& config) {
 Json to_json(const Config& config, const Source& source, int workers, PositionLosses& losses) {
   const DataBlend data(config.data.prefix);
   const double loss = losses.mean().value();
-  Json json = {{"weights", source.words},
-               {"data", config.data.prefix},
-               {"documents", data.num_documents()},
-               {"tokens", data.num_tokens()},
-               {"max_document_tokens", config.batch.max_document_tokens},
-               {"dtype", long_name(config.model.dtype)},
-               {"workers", workers},
-               {"loss", loss},
-               {"perplexity", std::exp(loss)},
-               {"targets", 0},
-               {"by_position", Json::array()}};
+  Json bands = Json::array();
   int64_t targets = 0;
   for (const PositionBand& band : losses.bands()) {
     targets += band.targets;
-    json["by_position"].push_back({{"begin", band.begin},
-                                   {"end", band.end},
-                                   {"loss", band.loss()},
-                                   {"targets", band.targets}});
+    bands.push_back({{"begin", band.begin},
+                     {"end", band.end},
+                     {"loss", band.loss()},
+                     {"targets", band.targets}});
   }
-  json["targets"] = targets;
-  return json;
+  return {{"weights", source.words},
+          {"data", config.data.prefix},
+          {"documents", data.num_documents()},
+          {"tokens", data.num_tokens()},
+          {"max_document_tokens", config.batch.max_document_tokens},
+          {"dtype", long_name(config.model.dtype)},
+          {"workers", workers},
+          {"loss", loss},
+          {"perplexity", std::exp(loss)},
+          {"targets", targets},
+          {"by_position", std::move(bands)}};
 }
 
 void print_for_people(const Config& config, const Json& json) {

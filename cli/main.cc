@@ -170,16 +170,14 @@ int run(int argc, char** argv) {
 #if defined(DISTCA_TORCH_PROGRAM)
   distca::cli::add_train(app, &exit_code,
                          [argv](const auto&, const auto&) { return become_torch_program(argv); });
+  const auto is_meant = [&](const CLI::App* verb) { return verb->get_name() == argv[1]; };
+  if (argc < 2 || app.get_subcommands(is_meant).empty()) become_torch_program(argv);
 #elif !defined(DISTCA_WITH_TORCH)
   distca::cli::add_train(app, &exit_code, [](const auto&, const auto&) -> int {
     throw distca::Error(distca::ErrorKind::kUsage,
                         "train: this distca is built without PyTorch: it takes --dry-run and "
                         "--print-config, and trains nothing");
   });
-#endif
-#ifdef DISTCA_TORCH_PROGRAM
-  const auto is_meant = [&](const CLI::App* verb) { return verb->get_name() == argv[1]; };
-  if (argc < 2 || app.get_subcommands(is_meant).empty()) become_torch_program(argv);
 #endif
   try {
     app.parse(argc, argv);

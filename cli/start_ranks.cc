@@ -39,11 +39,6 @@ void be_rank(const RankStart& start) {
   work(*join_ranks(config, *start.rendezvous, device));
 }
 
-void run_threads(const RankStart& start, int ranks) {
-  const ThreadDevice device = start.config.on_cuda() ? cuda_thread_device(0) : ThreadDevice{};
-  run_ranks(ranks, start.config.comm, start.begin(), device);
-}
-
 /// Calls `run`, whose errors say more about the ranks that they name, if `start` wants that.
 template <typename Run>
 void with_named_ranks(const RankStart& start, const RunGrid& grid, const Run& run) {
@@ -95,7 +90,8 @@ std::optional<int> start_ranks(const RankStart& start) {
       config.on_cuda() ? "nccl" : "gloo");
   if (config.has_nccl() && config.on_cuda()) check_local_devices(ranks, local_devices());
   if (!launches_ranks(config, ranks, start.max_restarts)) {
-    with_named_ranks(start, grid, [&] { run_threads(start, ranks); });
+    const ThreadDevice device = config.on_cuda() ? cuda_thread_device(0) : ThreadDevice{};
+    with_named_ranks(start, grid, [&] { run_ranks(ranks, config.comm, start.begin(), device); });
     return {};
   }
   return launch_local({.workers = ranks,

@@ -184,12 +184,9 @@ class WholeWalk final : public ProgramWalk {
     ledger_.take(kPhase, rows * row_.hidden);  // the gradient by the norm's output, then by x
     ledger_.pass(kPhase, norm_weight_gradients(rows));
     ledger_.give(kPhase, rotated + rows * row_.hidden);
-    if (again) {
-      ledger_.give(kPhase, rows * (row_.normed + row_.wide));
-    } else {
-      ledger_.give(kActivations,
-                   nano.tokens * (row_.normed + row_.wide + (keeps ? row_.hidden : 0)));
-    }
+    const double of_norms = row_.normed + row_.wide;
+    ledger_.give(again ? kPhase : kActivations,
+                 again ? rows * of_norms : nano.tokens * (of_norms + (keeps ? row_.hidden : 0)));
     ledger_.give(kActivations, nano.tokens * row_.hidden);  // x
     ledger_.give(kPhase, nano.tokens * row_.qkv());
   }
@@ -203,11 +200,8 @@ class WholeWalk final : public ProgramWalk {
     ledger_.pass(kPhase, norm_weight_gradients(rows));
     if (!has_chunks(nano) || !full()) ledger_.take(kActivations, tokens * row_.hidden);
     ledger_.give(kPhase, rows * row_.hidden);
-    if (again) {
-      ledger_.give(kPhase, rows * (row_.normed + row_.wide));
-    } else {
-      ledger_.give(kActivations, tokens * (row_.normed + row_.wide));
-    }
+    ledger_.give(again ? kPhase : kActivations,
+                 (again ? rows : tokens) * (row_.normed + row_.wide));
     ledger_.give(kActivations, tokens * row_.hidden);  // x
     ledger_.give(kPhase, tokens * row_.qkv());
     ledger_.take(kActivations, tokens * row_.k);  // the gradient by V
