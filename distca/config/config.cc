@@ -13,6 +13,7 @@
 #include "distca/base/scalar_type.h"
 #include "distca/base/text.h"
 #include "distca/config/bad_tokens.h"
+#include "distca/config/model_from.h"
 #include "distca/config/run_grid.h"
 #include "distca/config/unknown_key.h"
 #include "distca/plan/scheduler.h"

@@ -54,7 +54,7 @@ struct Config {
   BatchOptions batch{
       .nano_batch_tokens = 8192, .nano_batches = 1, .max_document_tokens = 0, .seed = 1};
   /// The shape and the number type of the model (model/llama.h). Where model.from is given, its
-  /// folder decides all but the type.
+  /// folder decides all but the type (model_from.h).
   LlamaConfig model;
   std::string model_from;          // model.from: a folder of Hugging Face, or "" for random weights
   std::vector<std::string> notes;  // for the user, on that folder's config.json; a line each
@@ -242,12 +242,6 @@ std::string print_config(Config config);
 std::string recorded_config(Config config);
 /// The value of a key, as print_config writes it.
 std::string shown_value(const ConfigKey& key);
-/// Lets the folder of model.from decide the shape of the model, if there is one: a folder of
-/// Hugging Face (model/hugging_face.h) or, to be evaluated, a checkpoint of a run. Throws
-/// Error(kConfig) if a key of [model] was given another value, or if config.json says something
-/// that is not supported. `keys` point into `config`. Puts model.rope_parameters into one spelling
-/// in any case. load_config calls it.
-void take_model_from(Config& config, const std::vector<ConfigKey>& keys);
 /// Returns "gloo", "threads" or "nccl".
 std::string_view backend_name(Config::Comm::Backend backend);
 

@@ -1,4 +1,4 @@
-// The shape of a run's model where the key model.from names a folder.
+#include "distca/config/model_from.h"
 
 #include <string>
 #include <system_error>
@@ -6,7 +6,6 @@
 
 #include "distca/base/error.h"
 #include "distca/checkpoint/index.h"
-#include "distca/config/config.h"
 #include "distca/model/hugging_face.h"
 #include "distca/model/rope_scaling.h"
 
