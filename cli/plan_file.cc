@@ -12,7 +12,9 @@ namespace distca::cli {
 namespace {
 
 std::vector<std::string> violations_of(const Plan& plan, const AttentionProfile* profile) {
-  return validate(plan, checks_of(find_scheduler(plan.options.scheduler), profile));
+  ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
+  checks.profile = profile;
+  return validate(plan, checks);
 }
 
 void check_plan(const Plan& plan, const AttentionProfile* profile) {

@@ -274,14 +274,22 @@ BatchPlans check_batches_fit(const Config& config, BatchStream stream, int num_w
   return first;
 }
 
+namespace {
+
+ValidateOptions checks_for(const Config& config, const std::string& scheduler) {
+  ValidateOptions checks = checks_of(find_scheduler(scheduler));
+  checks.profile = config.attention_profile.get();
+  return checks;
+}
+
+}  // namespace
+
 void check_plans(const Config& config, const BatchPlans& plans) {
-  const auto checks = [&](const std::string& scheduler) {
-    return checks_of(find_scheduler(scheduler), config.attention_profile.get());
-  };
   std::vector<std::string> violations;
-  if (plans.pipeline) violations = plans.pipeline->violations(checks(config.plan.scheduler));
+  if (plans.pipeline)
+    violations = plans.pipeline->violations(checks_for(config, config.plan.scheduler));
   for (const Plan& plan : plans.plans) {  // plan.tolerance = auto may have chosen other schedulers
-    if (violations.empty()) violations = validate(plan, checks(plan.options.scheduler));
+    if (violations.empty()) violations = validate(plan, checks_for(config, plan.options.scheduler));
   }
   DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", config.plan.scheduler,
                violations[0]);

@@ -153,9 +153,8 @@ const SchedulerEntry& find_scheduler(std::string_view name) {
   return find<SchedulerEntry>("scheduler", kSchedulers, kUnlistedSchedulers, name);
 }
 
-ValidateOptions checks_of(const SchedulerEntry& scheduler, const AttentionProfile* profile) {
-  return {
-      .capacities = scheduler.capacities, .even_tokens = scheduler.even_tokens, .profile = profile};
+ValidateOptions checks_of(const SchedulerEntry& scheduler) {
+  return {.capacities = scheduler.capacities, .even_tokens = scheduler.even_tokens};
 }
 
 }  // namespace distca

@@ -49,9 +49,7 @@ std::span<const SchedulerEntry> schedulers();
 const LayoutEntry& find_layout(std::string_view name);
 const SchedulerEntry& find_scheduler(std::string_view name);
 
-/// Returns the checks that the validator has to make in a plan of this scheduler, priced by this
-/// profile.
-ValidateOptions checks_of(const SchedulerEntry& scheduler,
-                          const AttentionProfile* profile = nullptr);
+/// Returns the checks that the validator has to make in a plan of this scheduler.
+ValidateOptions checks_of(const SchedulerEntry& scheduler);
 
 }  // namespace distca
