@@ -274,22 +274,16 @@ BatchPlans check_batches_fit(const Config& config, BatchStream stream, int num_w
   return first;
 }
 
-namespace {
-
-ValidateOptions checks_for(const Config& config, const std::string& scheduler) {
-  ValidateOptions checks = checks_of(find_scheduler(scheduler));
-  checks.profile = config.attention_profile.get();
-  return checks;
-}
-
-}  // namespace
-
 void check_plans(const Config& config, const BatchPlans& plans) {
+  const auto checks_for = [&](const std::string& scheduler) {
+    ValidateOptions checks = checks_of(find_scheduler(scheduler));
+    checks.profile = config.attention_profile.get();
+    return checks;
+  };
   std::vector<std::string> violations;
-  if (plans.pipeline)
-    violations = plans.pipeline->violations(checks_for(config, config.plan.scheduler));
+  if (plans.pipeline) violations = plans.pipeline->violations(checks_for(config.plan.scheduler));
   for (const Plan& plan : plans.plans) {  // plan.tolerance = auto may have chosen other schedulers
-    if (violations.empty()) violations = validate(plan, checks_for(config, plan.options.scheduler));
+    if (violations.empty()) violations = validate(plan, checks_for(plan.options.scheduler));
   }
   DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", config.plan.scheduler,
                violations[0]);
