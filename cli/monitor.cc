@@ -36,8 +36,7 @@ struct MonitorArguments {
 class Events {
  public:
   explicit Events(const MonitorArguments& arguments)
-      : verb_(kVerb, {arguments.tensorboard, std::filesystem::absolute(arguments.run)},
-              PythonVerb::Input::kFromUs) {
+      : verb_(kVerb, {arguments.tensorboard, std::filesystem::absolute(arguments.run)}) {
     expect_good();
   }
   void add(const std::string& line) {

@@ -19,10 +19,7 @@ struct TraceArguments {
 
 [[noreturn]] void trace(const TraceArguments& arguments) {
   std::vector<std::string> words = {arguments.file};
-  if (!arguments.against.empty()) {
-    words.emplace_back("--against");
-    words.push_back(arguments.against);
-  }
+  if (!arguments.against.empty()) words.insert(words.end(), {"--against", arguments.against});
   if (arguments.json) words.emplace_back("--json");
   become_python("distca-trace", words, PythonPackages::kNone);
 }

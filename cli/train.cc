@@ -1,6 +1,5 @@
 // distca train: as one process, as a launcher of local ranks, or as a rank that somebody started.
 
-#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -14,7 +13,6 @@
 #include "distca/base/stop_signals.h"
 #include "distca/checkpoint/folder.h"
 #include "distca/checkpoint/index.h"
-#include "distca/comm/launch/rendezvous.h"
 #include "distca/config/config.h"
 #include "distca/report/run_folder.h"
 #include "distca/train/check_run.h"

@@ -44,6 +44,8 @@ struct MemoryParts {
   double of(MemoryPart part) const { return bytes[static_cast<size_t>(part)]; }
   double& at(MemoryPart part) { return bytes[static_cast<size_t>(part)]; }
   double total() const;
+  /// The first of the parts with most bytes.
+  MemoryPart largest() const;
   MemoryParts& operator+=(const MemoryParts& other);
 };
 

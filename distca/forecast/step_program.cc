@@ -1,6 +1,7 @@
 #include "distca/forecast/step_program.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -18,9 +19,7 @@ StepOptions step_options(const Config& config) {
   const int64_t loss_chunk_logits = int64_t{1} << (config.on_cuda() ? 27 : 25);
   return {.overlap = config.train.overlap,
           .wide_gradients = config.exchange.wide_gradients,
-          .kernel = config.attention.kernel,
-          .measured_kernels = kernel_request(config).measured,
-          .threads = static_cast<int>(config.train.threads_per_rank),
+          .kernel = kernel_request(config),
           .recompute = config.train.recompute,
           .chunk_rows = chunk_rows,
           .loss_chunk_tokens = config.train.loss_chunk_tokens,
@@ -121,12 +120,6 @@ GradientExchangeRequest gradient_request(const LlamaConfig& model, const StepOpt
 
 MainParams main_params_of(const StepOptions& options) {
   return options.distributed_optimizer ? MainParams::kElsewhere : MainParams::kHere;
-}
-
-std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
-                                                          const StepOptions& options, int worker,
-                                                          int num_workers, int64_t most_buckets) {
-  return gradient_exchange(model, options, whole_model(model), worker, num_workers, most_buckets);
 }
 
 std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,

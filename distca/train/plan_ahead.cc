@@ -37,13 +37,10 @@ PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepB
                                             step_batch.kind == ProgramRequest::Kind::kTrain);
   check_plans(config, plans);
   PlannedBatch planned{.kind = step_batch.kind};
-  planned.figures.hash = plans_hash(plans);
   planned.figures.speeds_from_step = speeds.from_step;
   const RunGrid run = run_grid(config, num_workers);
-  std::vector<RankSample> work;
-  add_plan_figures(config, batch, plans, num_workers, &planned.figures, &work);
   const int server = run.server_of(rank);
-  planned.work = work[server];
+  planned.work = add_plan_figures(config, batch, plans, num_workers, &planned.figures)[server];
   planned.input.tokens = tokens_of(config, data, batch, plans, run, server);
   if (run.grid.stage(server) == 0 && run.tensor_index(rank) == 0) {
     for (const LocalTokens& tokens : planned.input.tokens) {

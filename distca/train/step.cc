@@ -20,12 +20,11 @@ namespace {
 
 KernelRequest kernel_request(const LlamaConfig& config, const StepOptions& options,
                              int cuda_device) {
-  return {.choice = options.kernel,
-          .shape = config.attention_shape(),
-          .type = config.dtype,
-          .threads = options.threads,
-          .cuda_device = cuda_device,
-          .measured = options.measured_kernels};
+  KernelRequest request = options.kernel;
+  request.shape = config.attention_shape();
+  request.type = config.dtype;
+  request.cuda_device = cuda_device;
+  return request;
 }
 
 class Player final : public OpPlayer {

@@ -88,7 +88,8 @@ Trained train(const UpdateWay& way, int refused = -1) {
     at::set_num_threads(1);
     const LlamaConfig config = small(way.dtype);
     const StepOptions options{.distributed_optimizer = way.distributed, .bucket_mb = way.bucket_mb};
-    const auto gradients = gradient_exchange(config, options, comm.rank(), way.ranks);
+    const auto gradients =
+        gradient_exchange(config, options, whole_model(config), comm.rank(), way.ranks);
     const Llama model(config, 5, -1, main_params_of(options));
     Optimizer optimizer(model, 5, {.weight_decay = 0.1}, gradients);
     bytes[comm.rank()] = optimizer.state_bytes();
