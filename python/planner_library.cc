@@ -48,13 +48,14 @@ int exit_code_of(Body body, char** answer) {
   }
 }
 
-BatchRequest request_from(const char* text) {
+BatchRequest request_from(std::string_view text) {
   const std::string name = "plan_batch";
   const distca::Json json = distca::parse_json(text, name, ErrorKind::kUsage);
   const JsonField field(json, name, ErrorKind::kUsage);
   const JsonField shape = field["shape"];
   BatchRequest request;
   JsonReader read{field}, read_shape{shape};
+  read("cu_seqlens", request.cu_seqlens);
   read("num_ranks", request.num_ranks, 1, kMostRanks);
   read("window_left", request.window_left);
   read("num_holders", request.num_holders, 0, kMostRanks);
@@ -70,24 +71,23 @@ BatchRequest request_from(const char* text) {
   const auto dtype = distca::scalar_type(shape["dtype"].text());
   shape["dtype"].expect(dtype.has_value(), "\"float64\", \"float32\" or \"bfloat16\"");
   request.shape.dtype = *dtype;
+  const JsonField tokens = field["tokens"];
+  request.tokens.resize(tokens.size());
+  for (size_t rank = 0; rank < request.tokens.size(); ++rank) {
+    const std::vector<int64_t> ends = tokens.at(rank).integers();
+    for (size_t i = 1; i < ends.size(); i += 2)
+      request.tokens[rank].push_back({ends[i - 1], ends[i]});
+  }
   return request;
 }
 
 }  // namespace
 
-int distca_plan_batch(const char* request, const int64_t* cu_seqlens, int64_t num_offsets,
-                      const int64_t* tokens, const int64_t* num_ranges, int64_t token_ranks,
-                      DistcaPlan** plan, char** answer) {
+int distca_plan_batch(const char* request, int64_t bytes, DistcaPlan** plan, char** answer) {
   return exit_code_of(
       [&] {
-        BatchRequest asked = request_from(request);
-        asked.cu_seqlens.assign(cu_seqlens, cu_seqlens + num_offsets);
-        asked.tokens.resize(token_ranks);
-        for (std::vector<distca::Range>& of_rank : asked.tokens) {
-          for (int64_t rest = *num_ranges++; rest > 0; --rest, tokens += 2)
-            of_rank.push_back({tokens[0], tokens[1]});
-        }
-        *plan = new DistcaPlan{distca::api::plan_batch(asked)};
+        const std::string_view text(request, bytes);
+        *plan = new DistcaPlan{distca::api::plan_batch(request_from(text))};
       },
       answer);
 }
@@ -115,22 +115,18 @@ int distca_plan_summary(const DistcaPlan* plan, char** answer) {
       answer);
 }
 
-int64_t distca_plan_num_ranges(const DistcaPlan* plan, int64_t* num_ranges) {
-  int64_t sum = 0;
-  for (const std::vector<distca::Range>& of_rank : plan->plan.tokens()) {
-    *num_ranges = static_cast<int64_t>(of_rank.size());
-    sum += *num_ranges++;
-  }
-  return sum;
-}
-
-void distca_plan_tokens(const DistcaPlan* plan, int64_t* tokens) {
-  for (const std::vector<distca::Range>& of_rank : plan->plan.tokens()) {
-    for (const distca::Range& range : of_rank) {
-      *tokens++ = range.begin;
-      *tokens++ = range.end;
-    }
-  }
+int distca_plan_tokens(const DistcaPlan* plan, char** answer) {
+  return exit_code_of(
+      [&] {
+        distca::Json tokens = distca::Json::array();
+        for (const std::vector<distca::Range>& of_rank : plan->plan.tokens()) {
+          distca::Json& ranges = tokens.emplace_back(distca::Json::array());
+          for (const distca::Range& range : of_rank)
+            ranges.push_back(distca::Json::array({range.begin, range.end}));
+        }
+        *answer = copy_of(tokens.dump());
+      },
+      answer);
 }
 
 void distca_free_plan(DistcaPlan* plan) { delete plan; }

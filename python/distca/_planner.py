@@ -1,21 +1,18 @@
 """The functions of the planner's library (python/planner_library.h of the project) with Python's types."""
 
 import ctypes
-from array import array
 
 from distca import _library
 
-_POINTER = ctypes.POINTER(ctypes.c_int64)
 _TEXT, _PLAN, _INT64 = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64
 # What they return and take. A text that comes back is a pointer, because it has to be given back.
 _TO = ctypes.POINTER(ctypes.c_void_p)
 _FUNCTIONS = {
-    "distca_plan_batch": (ctypes.c_int, _TEXT, _POINTER, _INT64, _POINTER, _POINTER, _INT64, _TO, _TO),
+    "distca_plan_batch": (ctypes.c_int, _TEXT, _INT64, _TO, _TO),
     "distca_read_plan": (ctypes.c_int, _TEXT, _INT64, _TO, _TO),
     "distca_plan_json": (ctypes.c_int, _PLAN, _TO),
     "distca_plan_summary": (ctypes.c_int, _PLAN, _TO),
-    "distca_plan_num_ranges": (_INT64, _PLAN, _POINTER),
-    "distca_plan_tokens": (None, _PLAN, _POINTER),
+    "distca_plan_tokens": (ctypes.c_int, _PLAN, _TO),
     "distca_free_plan": (None, _PLAN),
     "distca_free_text": (None, ctypes.c_void_p),
 }
@@ -41,34 +38,14 @@ class PlanError(ValueError):
 class Plan:
     """A plan in the library's memory, which is given back with the last reference to it."""
 
-    def __init__(self, function: str, *arguments):
+    def __init__(self, function: str, text: bytes):
+        """function: distca_plan_batch of a request, or distca_read_plan of a plan. Raises PlanError."""
         self._plan = ctypes.c_void_p()
-        _call(function, *arguments, ctypes.byref(self._plan))
+        _call(function, text, len(text), ctypes.byref(self._plan))
 
-    @staticmethod
-    def of_batch(request: bytes, cu_seqlens: array, tokens: array, num_ranges: array) -> "Plan":
-        """Of the request as JSON; the arrays hold int64. Raises PlanError."""
-        return Plan("distca_plan_batch", request, _pointer(cu_seqlens), len(cu_seqlens), _pointer(tokens),
-                    _pointer(num_ranges), len(num_ranges))
-
-    @staticmethod
-    def of_json(text: bytes) -> "Plan":
-        """Raises PlanError."""
-        return Plan("distca_read_plan", text, len(text))
-
-    def json(self) -> str:
-        return _call("distca_plan_json", self._plan)
-
-    def summary(self) -> str:
-        """A JSON object."""
-        return _call("distca_plan_summary", self._plan)
-
-    def tokens(self, num_ranks: int) -> tuple[array, array]:
-        """[ranges, 2] the begin and end of each range of tokens, rank by rank; [num_ranks] the ranges of each rank."""
-        num_ranges = array("q", bytes(8 * num_ranks))
-        ranges = array("q", bytes(16 * _LIBRARY.distca_plan_num_ranges(self._plan, _pointer(num_ranges))))
-        _LIBRARY.distca_plan_tokens(self._plan, _pointer(ranges))
-        return ranges, num_ranges
+    def text(self, function: str) -> str:
+        """The JSON that a function of a plan answers."""
+        return _call(function, self._plan)
 
     def __del__(self, free=_LIBRARY.distca_free_plan):  # bound here: at the end of the process, globals are gone
         free(self._plan)
@@ -83,8 +60,3 @@ def _call(function, *arguments):
     if code:
         raise (PlanError if code == 2 else RuntimeError)(text or "distca: error: out of memory")
     return text
-
-
-def _pointer(values):
-    """To the numbers of an array of int64."""
-    return ctypes.cast(values.buffer_info()[0], _POINTER)

@@ -90,19 +90,20 @@ def plan_batch(cu_seqlens: Sequence[int], num_ranks: int, shape: Shape, *, windo
         raise PlanError(f"shape = {shape!r}: a Shape(num_heads, num_kv_heads, head_dim)")
     dtype = str(shape.dtype).removeprefix("torch.")
     request = {
+        "cu_seqlens": _integers(cu_seqlens, "cu_seqlens"),
+        "tokens": _flat(tokens),
         "num_ranks": num_ranks,
         "shape": {**shape._asdict(), "dtype": dtype},
         "window_left": window_left,
         "num_holders": num_holders,
-        "capacity": [] if capacity is None else _integers(capacity, "capacity").tolist(),
+        "capacity": [] if capacity is None else _integers(capacity, "capacity"),
         "linear_work": linear_work,
         "scheduler": scheduler,
         "split_kv": split_kv,
     }
     if tolerance is not None:
         request["tolerance"] = tolerance
-    ranges, num_ranges = _flat(tokens)
-    return BatchPlan(Plan.of_batch(_json(request), _integers(cu_seqlens, "cu_seqlens"), ranges, num_ranges))
+    return BatchPlan(Plan("distca_plan_batch", _json(request)))
 
 
 class BatchPlan:
@@ -121,21 +122,20 @@ class BatchPlan:
     def __init__(self, plan: Plan):
         self._plan = plan
         self._tokens: list[list[Range]] | None = None
-        for name, value in json.loads(plan.summary()).items():
+        for name, value in json.loads(plan.text("distca_plan_summary")).items():
             setattr(self, name, value)
 
     @staticmethod
     def from_json(text: str) -> "BatchPlan":
         """Reads what json() returned. Raises PlanError, which names the first field that is missing or wrong."""
-        return BatchPlan(Plan.of_json(text.encode(errors="replace")))
+        return BatchPlan(Plan("distca_read_plan", text.encode(errors="replace")))
 
     @property
     def tokens(self) -> list[list[Range]]:
         """[num_ranks] The tokens that each rank holds, in the order in which they lie in the rank's tensors."""
         if self._tokens is None:
-            flat, num_ranges = self._plan.tokens(self.num_ranks)
-            ranges = map(Range, flat[::2], flat[1::2])
-            self._tokens = [[next(ranges) for _ in range(count)] for count in num_ranges]
+            tokens = json.loads(self._plan.text("distca_plan_tokens"))
+            self._tokens = [[Range(begin, end) for begin, end in of_rank] for of_rank in tokens]
         return self._tokens
 
     def num_tokens(self, rank: int) -> int:
@@ -144,7 +144,7 @@ class BatchPlan:
 
     def json(self) -> str:
         """The plan as canonical JSON (docs/plan_format.md of the project), to be handed to another process."""
-        return self._plan.json()
+        return self._plan.text("distca_plan_json")
 
     def __repr__(self) -> str:
         return f"BatchPlan(num_ranks={self.num_ranks}, max_over_mean={self.max_over_mean:.3f}, hash={self.hash!r})"
@@ -164,27 +164,26 @@ def _window_left(window_size) -> int:
                     "and right 0 or -1, for attention is causal")
 
 
-def _integers(values, name: str) -> array:
-    """An array of int64."""
+def _integers(values, name: str) -> list:
+    """Integers of 64 bits."""
     values = values.tolist() if hasattr(values, "tolist") else values  # of an array or a tensor
     try:
-        return array("q", list(values))
+        return array("q", list(values)).tolist()
     except (TypeError, OverflowError):
         raise PlanError(f"{name}: a sequence of integers, not {repr(values)[:60]}") from None
 
 
-def _flat(tokens) -> tuple[array, array]:
-    """[ranges, 2] and [num_ranks], as Plan.of_batch() takes them."""
+def _flat(tokens) -> list:
+    """[num_ranks] Begin and end of each range, one behind the other; empty where the planner chooses."""
     if tokens is None:
-        return array("q"), array("q")
+        return []
     try:
-        flat = array("q", [number for of_rank in tokens for begin, end in of_rank for number in (begin, end)])
-        num_ranges = array("q", [len(of_rank) for of_rank in tokens])
+        flat = [array("q", [number for begin, end in of_rank for number in (begin, end)]).tolist() for of_rank in tokens]
     except (TypeError, ValueError, OverflowError):
         raise PlanError(f"tokens: for each rank a list of ranges (begin, end), not {repr(tokens)[:60]}") from None
-    if not num_ranges:
+    if not flat:
         raise PlanError("tokens: of no rank; None lets the planner choose")
-    return flat, num_ranges
+    return flat
 
 
 def _json(request) -> bytes:
