@@ -6,7 +6,7 @@ import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Mapping
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from typing import NamedTuple
 
 import torch
@@ -33,17 +33,15 @@ class Dealt:
     It is no dataclass. DDP and FSDP rebuild those on the way to the model, and what the model notes in a copy is lost.
     """
 
-    def __init__(self, name, pieces, rows, targets, samples, is_cut, routes):
+    def __init__(self, name, pieces, rows, targets, samples, is_cut, sends, receives):
         self.name = name  # of the group
         self.pieces = pieces  # [nano-batches] its pieces, as attention gets them
         self.rows = rows  # [nano-batches] of how many rows
         self.targets = targets  # of the step on all ranks
         self.samples = samples  # that their loaders have put into it: its rows, or its documents where these are packed in one row
         self.is_cut = is_cut  # some rank has a piece that does not begin its document
-        self.own = routes.own  # the rows that this rank's loader gave
-        self.sends, self.sent = routes.sends, routes.sent  # [ranks] how many go to each; [own] which ones, rank by rank
-        # [ranks] how many rows come from each; [rows] which rows of this rank these are, rank by rank
-        self.receives, self.received = routes.receives, routes.received
+        self.sends = sends  # of the rows that this rank's loader gave, those that go to each rank
+        self.receives = receives  # of this rank's rows, those that come from each rank
         self.is_last = False  # no step comes after it
         self.is_taken = False  # an attached model was called with it
         self.trained = 0  # how often, with gradients
@@ -51,15 +49,15 @@ class Dealt:
 
     def deal(self, rows):
         """[own, ...] -> [rows, ...]"""
-        return self._exchanged(rows, self.sent, self.sends, self.receives, self.received)
+        return self._exchanged(rows, self.sends, self.receives)
 
     def back(self, rows):
         """[rows, ...] -> [own, ...]"""
-        return self._exchanged(rows, self.received, self.receives, self.sends, self.sent)
+        return self._exchanged(rows, self.receives, self.sends)
 
-    def _exchanged(self, rows, chosen, sends, receives, places):
-        got = ops.exchange_rows(self.name, rows.detach().cpu()[chosen].contiguous(), sends, receives)
-        return torch.empty_like(got).index_copy_(0, places, got).to(rows.device)
+    def _exchanged(self, rows, sends, receives):
+        got = ops.exchange_rows(self.name, rows.detach().cpu()[sends.rows].contiguous(), sends.counts, receives.counts)
+        return torch.empty_like(got).index_copy_(0, receives.rows, got).to(rows.device)
 
     def parts(self, trains) -> list:
         """[nano-batches] The rows and pieces of each, for a forward of an attached model.
@@ -88,7 +86,7 @@ def _steps_with(shape):
     """(a step over several ranks, its input_ids), for each that is in use and has this shape."""
     for dealt, reference in list(_input_ids_of.items()):
         mine = reference()
-        if mine is not None and mine.shape == shape and mine.numel() and len(dealt.sends) > 1:
+        if mine is not None and mine.shape == shape and mine.numel() and len(dealt.sends.counts) > 1:
             yield dealt, mine
 
 
@@ -228,10 +226,10 @@ class Dealer:
             sum(one.get("targets", 0) for one in givers),
             sum(one.get("samples", 0) for one in givers),
             any(begin for of_rank in pieces for of_part in of_rank for _, begin, _ in of_part),
-            _routes(self.rank, layout, begins),
+            *_routes(self.rank, layout, begins),
         )
         names, flags = next(((one["names"], one["flags"]) for one in said if "names" in one), (["input_ids", "shift_labels"], []))
-        own = [columns[name].long() for name in names] if dealt.own else [torch.zeros(0, dtype=torch.int64, device="cpu")] * len(names)
+        own = [columns[name].long() for name in names] if len(dealt.sends.rows) else [torch.zeros(0, dtype=torch.int64, device="cpu")] * len(names)
         rows = dealt.deal(torch.stack(own, 1))
         batch = {name: rows[:, i][None].to(torch.bool if name in flags else torch.int64).contiguous() for i, name in enumerate(names)}
         if "position_ids" not in batch:
@@ -251,46 +249,39 @@ class Dealer:
 
     def each(self, loader):
         """The batches of this rank. Raises RuntimeError where one rank's loader ends before another's."""
-        batches, count = iter(loader), 0
-        while True:
-            batch, columns, said = self._next(batches, count)
+        for columns, said in self._told_of(loader):
             for rank, one in enumerate(said):
                 if one["ended"] != said[0]["ended"]:
                     ended, other = (rank, 0) if one["ended"] else (0, rank)
                     raise RuntimeError(f"the loader of rank {ended} ended after {said[ended]['batches']} batches, that of rank "
                                        f"{other} goes on: all ranks have equally many batches (drop_last=True)")
-            if batch is _END:
-                return
-            count += 1
             note_given(name_of(self.group), [one.get("lengths", ()) for one in said])
             for first in range(0, self.ranks, self.at_once):
                 yield self.dealt(columns, said, first)
 
     def until_all_have_ended(self, loader):
         """The same, where ranks may have unequal numbers of batches, and steps without tokens are left out."""
-        batches, count = iter(loader), 0
-        while True:
-            _, columns, said = self._next(batches, count)
-            if all(one["ended"] for one in said):
-                return
-            count += 1
+        for columns, said in self._told_of(loader):
             for first in range(0, self.ranks, self.at_once):
                 if any(one.get("lengths") for one in said[first : first + self.at_once]):
                     yield self.dealt(columns, said, first)
 
-    def _next(self, batches, count):
-        """(the next batch or _END, what `told` returns of it). An error of this rank's loader is raised on all ranks."""
-        batch = error = None
-        try:
-            batch = next(batches, _END)
-        except Exception as raised:
-            error = raised
-        try:
-            return batch, *self.told(batch, count, error)
-        except RuntimeError:
-            if error is not None:
-                raise error from None
-            raise
+    def _told_of(self, loader):
+        """What `told` returns of each batch, until all ranks' have ended. An error of this rank's loader is raised on all."""
+        batches = iter(loader)
+        for number in count():
+            batch = error = None
+            try:
+                batch = next(batches, _END)
+            except Exception as raised:
+                error = raised
+            try:
+                columns, said = self.told(batch, number, error)
+            except RuntimeError as refusal:
+                raise refusal if error is None else error from None
+            if all(one["ended"] for one in said):
+                return
+            yield columns, said
 
     def sums_of(self, mine) -> list:
         """The sums over all ranks, in their order."""
@@ -312,18 +303,15 @@ def _laid_out(lengths, ranks, shape, nano_batches):
     return pieces, layout
 
 
-class _Routes(NamedTuple):
-    """How rows travel, as `Dealt` says it."""
+class _Rows(NamedTuple):
+    """Rows that travel between a rank and all ranks."""
 
-    own: int
-    sends: list
-    sent: torch.Tensor
-    receives: list
-    received: torch.Tensor
+    rows: torch.Tensor  # which ones, rank by rank
+    counts: list  # [ranks] how many
 
 
-def _routes(rank, layout, begins) -> _Routes:
-    """Those of a rank.
+def _routes(rank, layout, begins) -> tuple[_Rows, _Rows]:
+    """What a rank sends and receives.
 
     layout: [ranks] the ranges of each rank's rows in the batch. begins: [ranks + 1] where the rows that each rank gives begin.
     """
@@ -334,14 +322,12 @@ def _routes(rank, layout, begins) -> _Routes:
     for begin, end in layout[rank]:
         while begin < end:
             giver = bisect_right(begins, begin) - 1
-            count = min(end, begins[giver + 1]) - begin
-            received[giver].append(_run(row, row + count))
-            begin, row = begin + count, row + count
+            rows = min(end, begins[giver + 1]) - begin
+            received[giver].append(_run(row, row + rows))
+            begin, row = begin + rows, row + rows
 
     def joined(parts):
-        return torch.cat([one for of_rank in parts for one in of_rank] or [_run(0, 0)])
+        rows = torch.cat([one for of_rank in parts for one in of_rank] or [_run(0, 0)])
+        return _Rows(rows, [sum(map(len, of_rank)) for of_rank in parts])
 
-    def counts(parts):
-        return [sum(map(len, of_rank)) for of_rank in parts]
-
-    return _Routes(last - first, counts(sent), joined(sent), counts(received), joined(received))
+    return joined(sent), joined(received)

@@ -93,8 +93,8 @@ def unshard(values: torch.Tensor, batch) -> torch.Tensor:
     for each other.
     """
     dealt = batch[DEALT]
-    if values.dim() < 2 or values.shape[:2] != (1, len(dealt.received)):
-        raise ValueError(f"values have shape {list(values.shape)}: [1, {len(dealt.received)}, ...], a row for each token")
+    if values.dim() < 2 or values.shape[:2] != (1, len(dealt.receives.rows)):
+        raise ValueError(f"values have shape {list(values.shape)}: [1, {len(dealt.receives.rows)}, ...], a row for each token")
     return _Back.apply(values[0], dealt).unsqueeze(0)
 
 
