@@ -30,9 +30,9 @@ import sys
 from dataclasses import dataclass, fields, is_dataclass
 from weakref import WeakKeyDictionary
 
-from distca._versions import require_megatron
+from distca._versions import require
 
-require_megatron()
+require("megatron.core")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402

@@ -24,9 +24,9 @@ import math
 from collections import deque
 from dataclasses import dataclass, replace
 
-from distca._versions import require_torchtitan
+from distca._versions import require
 
-require_torchtitan()
+require("torchtitan")
 
 import torch  # noqa: E402
 from torchtitan import trainer as stock  # noqa: E402

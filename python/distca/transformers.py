@@ -27,9 +27,9 @@ import types
 import warnings
 from dataclasses import dataclass
 
-from distca._versions import require_transformers
+from distca._versions import require
 
-require_transformers()
+require("transformers")
 
 import torch  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
