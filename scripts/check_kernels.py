@@ -40,9 +40,7 @@ from _kernels import SIGNATURES, signature  # noqa: E402
 MANIFEST = "manifest.json"
 SOURCE = pathlib.Path(__file__).with_name("check_kernels_cudart.c")
 CUT_OFF = 511  # letters of an error that objects kept at least
-COLUMNS = (("object", "name"), ("KiB", "kib"), ("registers", "registers"), ("stack", "frame"), ("spills", "spills"),
-           ("shared", "shared"), ("threads", "threads"), ("parameters", "parameters"), ("bytes", "parameter_bytes"),
-           ("calls", "launches"), ("refused", "refused"))
+COLUMNS = ("object", "KiB", "registers", "stack", "spills", "shared", "threads", "parameters", "bytes", "calls", "refused")
 
 
 class BadInput(Exception):
@@ -101,13 +99,10 @@ def compile_standin(folder, objects, cuda):
 
 def cuobjdump():
     """Its path, or nothing."""
-    found = shutil.which("cuobjdump")
-    if found is None:
-        package = importlib.util.find_spec("triton")
-        folders = package.submodule_search_locations if package else []
-        found = next((str(path) for folder in folders
-                      for path in pathlib.Path(folder).glob("backends/nvidia/bin/cuobjdump")), None)
-    return found
+    package = importlib.util.find_spec("triton")
+    folders = package.submodule_search_locations if package else []
+    return shutil.which("cuobjdump") or next((str(path) for folder in folders for path in pathlib.Path(folder).glob(
+        "backends/nvidia/bin/cuobjdump")), None)
 
 
 def spills(image):
@@ -148,8 +143,7 @@ def check_refusals(standin, arguments):
 def check_object(library, path, manifest, masks_and_steps):
     """What the table says of an object."""
     standin = Standin(library, path)
-    launches = refused = cut = 0
-    shared = []
+    refused, cut, shared = 0, 0, []
     for mask, step in masks_and_steps:
         caller = Caller(manifest, mask)
         if signature(path.read_bytes()) != SIGNATURES[step]:
@@ -167,7 +161,6 @@ def check_object(library, path, manifest, masks_and_steps):
                     raise Fault("it may begin before the kernel that writes what it reads has ended")
             except Fault as fault:
                 raise Fault(f"{path.name}, {step}, mask {mask}, sequences \"{launch.name}\": {fault}") from None
-            launches += 1
             shared.append(config.shared)
         try:
             counts = check_refusals(standin, arguments)
@@ -176,15 +169,15 @@ def check_object(library, path, manifest, masks_and_steps):
             raise Fault(f"{path.name}, {step}, mask {mask}: {fault}") from None
     if standin.arch != int(re.sub(r"\D", "", manifest["arch"])):
         raise Fault(f"{path.name} is for sm_{standin.arch}, the manifest says {manifest['arch']}")
-    return {"name": path.stem, "kib": f"{path.stat().st_size / 1024:.1f}", "registers": kernel.registers,
-            "frame": kernel.frame, "spills": spills(standin.image), "shared": max(shared), "threads": config.block.x,
-            "parameters": len(kernel.parameters), "parameter_bytes": kernel.parameter_bytes, "launches": launches,
+    return {"object": path.stem, "KiB": f"{path.stat().st_size / 1024:.1f}", "registers": kernel.registers,
+            "stack": kernel.frame, "spills": spills(standin.image), "shared": max(shared), "threads": config.block.x,
+            "parameters": len(kernel.parameters), "bytes": kernel.parameter_bytes, "calls": len(shared),
             "refused": refused, "cut": cut, "asked": sorted(standin.asked)}
 
 
-def check_apart(library, path, manifest_path):
+def check_apart(library, path):
     """check_object in a process of its own, which an object may end."""
-    done = subprocess.run([sys.executable, __file__, "--object", path.name, "--library", library, manifest_path.parent],
+    done = subprocess.run([sys.executable, __file__, "--object", path.name, "--library", library, path.parent],
                           capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return json.loads(done.stdout)
@@ -195,11 +188,10 @@ def check_apart(library, path, manifest_path):
 
 
 def print_table(rows):
-    cells = [[title for title, _ in COLUMNS]] + [[str(row[key]) for _, key in COLUMNS] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
-    for line in cells:
-        print("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
-                        for i, (cell, width) in enumerate(zip(line, widths))))
+    cells = [COLUMNS] + [[str(row[key]) for key in COLUMNS] for row in rows]
+    first, *others = (max(map(len, column)) for column in zip(*cells))
+    for name, *figures in cells:
+        print("  ".join([name.ljust(first), *map(str.rjust, figures, others)]))
 
 
 def check(folder):
@@ -207,18 +199,16 @@ def check(folder):
     by_file = uses(manifest)
     check_hashes(folder, manifest, set(by_file))
     paths = [folder / name for name in sorted(by_file)]
-    rows = []
     with tempfile.TemporaryDirectory() as scratch:
         library, symbols = compile_standin(scratch, paths, manifest["cuda"])
-        for path in paths:
-            rows.append(check_apart(library, path, folder / MANIFEST))
+        rows = [check_apart(library, path) for path in paths]
     print_table(rows)
     asked = sorted({name for row in rows for name in row["asked"]})
     print(f"of CUDA they need {symbols} symbols and use {', '.join(asked)}")
-    totals = {key: sum(row[key] for row in rows) for key in ("launches", "refused", "cut")}
+    totals = {key: sum(row[key] for row in rows) for key in ("calls", "refused", "cut")}
     if totals["cut"]:
         print(f"the reason of {totals['cut']} refusals is cut off: the objects keep too few letters of an error")
-    print(f"check_kernels: {len(rows)} objects of {sum(map(len, by_file.values()))} steps: {totals['launches']} calls "
+    print(f"check_kernels: {len(rows)} objects of {sum(map(len, by_file.values()))} steps: {totals['calls']} calls "
           f"launched what they should, {totals['refused']} wrong ones were refused")
 
 

@@ -10,6 +10,7 @@ CPU, CUDA = 1, 2
 TYPES = {"int32": (0, 32), "int64": (0, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16)}
 SCALE = 0.125
 WINDOW = 100  # keys to the left
+NONES = (None, None)  # a list
 
 
 class DlTensor(ctypes.Structure):
@@ -52,13 +53,6 @@ class Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Nones:
-    """A list of nothing, so many times."""
-
-    count: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Launch:
     """Sequences of a launch."""
 
@@ -88,9 +82,7 @@ class Caller:
 
     def arguments(self, step, launch):
         """All that a step is called with."""
-        make = {"forward": self.forward, "backward": self.backward,
-                "backward_deterministic": self.backward, "behind_backward_q": self.behind,
-                "behind_backward_kv": self.behind}[step]
+        make = {"forward": self.forward, "behind": self.behind}.get(step.partition("_")[0], self.backward)
         self.launch, self.step, self.count = launch, step, 0
         self.heads = launch.key_heads * self.group
         self.rows, self.key_rows = sum(launch.queries), sum(launch.keys)
@@ -129,16 +121,13 @@ class Caller:
     def padded(self, rows, tile):
         return (rows + tile * (self.sequences + 1) - 1) // tile * tile
 
-    def query_rows(self):
-        return self.padded(self.rows, self.query_tile)
-
     def window(self):
         return [WINDOW, 0] if self.mask == "window" else [None, None]
 
     def forward(self):
         return [self.queries("q"), self.keys("k"), self.keys("v"), self.queries("o"), self.numbers("lse", self.heads, self.rows), SCALE, self.list("cu_seqlens_q", self.sequences + 1),
                 self.list("key_starts", self.sequences + 1), None, self.list("keys_used", self.sequences), None,
-                *self.window(), None, None, Nones(2), None, None]
+                *self.window(), None, None, NONES, None, None]
 
     def sums_of_keys(self, name):
         if self.group == 1:
@@ -146,12 +135,12 @@ class Caller:
         return self.numbers(name, self.launch.key_heads, self.padded(self.key_rows, self.key_tile) * self.head_dim)
 
     def backward(self):
-        padded = self.query_rows()
+        padded = self.padded(self.rows, self.query_tile)
         return [self.queries("q"), self.keys("k"), self.keys("v"), self.queries("d_o"),
                 self.numbers("scaled_lse", self.heads, padded), self.numbers("delta", self.heads, padded),
                 self.numbers("dq", self.heads, padded * self.head_dim), self.sums_of_keys("dk"),
                 self.sums_of_keys("dv"), SCALE, self.list("cu_seqlens_q", self.sequences + 1),
-                self.list("cu_seqlens_k", self.sequences + 1), None, None, *self.window(), *self.orders(), Nones(2),
+                self.list("cu_seqlens_k", self.sequences + 1), None, None, *self.window(), *self.orders(), NONES,
                 None, None]
 
     def orders(self):
@@ -168,10 +157,10 @@ class Caller:
 
     def behind(self):
         of_q = self.step == "behind_backward_q"
-        result = self.tensor("dq" if of_q else "dk", self.rows if of_q else self.key_rows,
-                             self.heads if of_q else self.launch.key_heads, self.head_dim)
-        rows = self.padded(result.sizes[0], self.query_tile if of_q else self.key_tile)
-        return [self.numbers("sums", result.sizes[1], rows * self.head_dim), result, SCALE,
+        name, rows, heads, tile = (("dq", self.rows, self.heads, self.query_tile) if of_q else
+                                   ("dk", self.key_rows, self.launch.key_heads, self.key_tile))
+        result = self.tensor(name, rows, heads, self.head_dim)
+        return [self.numbers("sums", heads, self.padded(rows, tile) * self.head_dim), result, SCALE,
                 self.list("starts", self.sequences + 1), None, None, None]
 
 
@@ -183,15 +172,11 @@ def packed(arguments):
             count = len(argument.sizes)
             sizes, strides = (ctypes.c_int64 * count)(*argument.sizes), (ctypes.c_int64 * count)(*argument.strides())
             code, bits = TYPES[argument.dtype]
-            held = DlTensor(argument.address, argument.device, 0, count, code, bits, 1, sizes, strides, 0)
-        elif isinstance(argument, Nones):
-            held = List(1, LIST, 0, None, (Value * argument.count)(), argument.count, argument.count, None)
-        else:
-            held = None
-        if held is not None:
-            kept.append(held)
-            value.kind = TENSOR if isinstance(argument, Tensor) else LIST
-            value.held.pointer = ctypes.addressof(held)
+            kept.append(DlTensor(argument.address, argument.device, 0, count, code, bits, 1, sizes, strides, 0))
+            value.kind, value.held.pointer = TENSOR, ctypes.addressof(kept[-1])
+        elif argument is NONES:
+            kept.append(List(1, LIST, 0, None, (Value * len(NONES))(), len(NONES), len(NONES), None))
+            value.kind, value.held.pointer = LIST, ctypes.addressof(kept[-1])
         elif isinstance(argument, int):
             value.kind, value.held.integer = INTEGER, argument
         elif isinstance(argument, float):

@@ -77,7 +77,7 @@ class Standin:
     """One compiled kernel and what it has asked for."""
 
     def __init__(self, library, path):
-        self.asked, self.launches, self.faults = set(), [], []
+        self.asked, self.launches, self.fault = set(), [], None
         self.kernels, self.arch, self.image = {}, 0, b""
         cuda = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         self.told = Told(CALLED(lambda name: self.asked.add(name.decode())), LAUNCHED(self.on_launch))
@@ -101,9 +101,9 @@ class Standin:
             described = self.describe(loaded)
             contents = parameter_contents(described, arguments)
         except (Fault, kernel_images.NotAnImage) as fault:
-            self.faults.append(str(fault))
+            self.fault = self.fault or Fault(fault)
             return INVALID_VALUE
-        attributes = {copy.attributes[i].id: list(copy.attributes[i].value) for i in range(copy.attribute_count)}
+        attributes = {one.id: list(one.value) for one in copy.attributes[:copy.attribute_count]}
         self.launches.append((described, copy, contents, loaded.shared_limit, attributes))
         return 0
 
@@ -124,14 +124,14 @@ class Standin:
     def call(self, arguments):
         """Calls the kernel; a refusal is a Fault."""
         values, kept = packed(arguments)
-        self.launches, self.faults = [], []
+        self.launches, self.fault = [], None
         result = packed([None])[0]
         code = self.function(None, ctypes.addressof(values), len(values), ctypes.addressof(result))
         # Lists are lent: the kernel gives back what it has counted.
         if any(getattr(held, "references", 1) != 1 for held in kept):
             raise Fault("the kernel keeps a list that it was lent")
-        if self.faults:
-            raise Fault(self.faults[0])
+        if self.fault:
+            raise self.fault
         if code:
             raise Fault(f"refused: {(self.error() or b'').decode()}")
 

@@ -2,7 +2,8 @@
 
   python3 distca-kernels OUT ARCH HEAD_DIM DTYPE HEADS_OF_A_KEY_HEAD {overwrite|keep|share}
 
-keep: OUT must not exist. share: where OUT exists once it is this one's turn, another one has made it.
+Whoever starts it has checked the words (cli/kernels.cc, _served.py, _compiled_kernels.py). keep: OUT must not exist. share:
+where OUT exists once it is this one's turn, another one has made it.
 
 No GPU is needed, but PyTorch, flash-attn-4 with what compiles it, and a C compiler. The folder OUT gets a
 shared object for each kernel, which needs CUDA's run-time library alone and has the C interface of TVM FFI, and
@@ -36,11 +37,9 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
 PACKAGES = ("flash-attn-4", "nvidia-cutlass-dsl", "triton", "torch")
 INSTALL = "pip install 'flash-attn-4>=4.0.0b36' 'nvidia-cutlass-dsl[cu13]' triton"
 ARCHITECTURES = {"sm_90": ("sm_90a", "132")}  # the compiler's name, and multiprocessors
-DTYPES = ("bfloat16",)
 FORMAT, VERSION = "distca-kernels", 1  # of manifest.json
 TRIED = "4.0.0b36"  # the version of flash-attn-4 whose kernels were compiled and checked (scripts/check_kernels.sh)
 WARNING = "distca: warning: "
-HEAD_DIMS = ("64", "128")  # others pad their sums
 MASKS = ("causal", "full", "window")
 # TVM FFI, as far as kernels call it: the stream that their caller gives, and the words of an error.
 INTERFACE = r"""
@@ -276,22 +275,8 @@ def alone(out):
         os.close(file)
 
 
-def put(made, out):
-    """Moves a folder into place; an older one is there until then."""
-    old = made.with_name("old")
-    if out.exists():
-        out.rename(old)
-    made.rename(out)
-
-
 def main(out, arch, head_dim, dtype, heads_of_a_key_head, how):
     out = Path(out)
-    if arch not in ARCHITECTURES:
-        raise BadInput(f"--arch {arch}: kernels can be compiled for {', '.join(ARCHITECTURES)}")
-    if dtype not in DTYPES:
-        raise BadInput(f"--dtype {dtype}: one of {', '.join(DTYPES)}")
-    if head_dim not in HEAD_DIMS:
-        raise BadInput(f"--head-dim {head_dim}: one of {', '.join(HEAD_DIMS)}")
     if out.exists() and how == "keep":
         raise BadInput(f"{out} exists; --overwrite replaces it")
     if how == "overwrite":
@@ -313,7 +298,9 @@ def main(out, arch, head_dim, dtype, heads_of_a_key_head, how):
         except Exception as fault:  # of the packages and their compiler
             raise BadInput(f"flash-attn-4 {versions()['flash-attn-4']} cannot be compiled as {TRIED} can: "
                            f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}") from fault
-        put(made, out)
+        if out.exists():
+            out.rename(made.with_name("old"))
+        made.rename(out)
     print(f"{out}: {size / 2**20:.1f} MiB in {time.monotonic() - start:.1f} s", flush=True)
 
 
