@@ -43,7 +43,7 @@ def member(thing, key, kind=object):
     return thing[key]
 
 
-def number(thing, key, least, most):
+def number(thing, key, least=0, most=1e18):
     value = member(thing, key)
     if type(value) not in (int, float) or not least <= value <= most:
         raise Fault(f'"{key}" is {shown(value)}: expected a number from {least:g} to {most:g}')
@@ -109,7 +109,7 @@ def check_other(other):
         if member(rank, "role") not in ("worker", "server"):
             raise Fault(f'"role" is {shown(rank["role"])}: expected worker or server')
         for key, least in (("clock_offset_s", -1e18), ("clock_drift", -1), ("clock_uncertainty_s", 0)):
-            number(rank, key, least, 1e18)
+            number(rank, key, least)
         for key in ("stage", "tensor", "rank"):
             integer(rank.get(key, 0), key)
     if "predicted" in other:
