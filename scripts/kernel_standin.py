@@ -51,15 +51,14 @@ class Told(ctypes.Structure):
 
 class Descriptor:
     """Of a tensor, as the kernels' own code on the host writes it for the GPU's copy engine: the address, strides in 16
-    bytes from the second dimension on, sizes less one, and the box of one copy."""
+    bytes from the second dimension on, and sizes less one."""
 
     def __init__(self, content):
         self.address, kind, *strides = struct.unpack_from("<QI4I", content)
-        self.rank = (kind >> 4 & 7) + 1
+        rank = (kind >> 4 & 7) + 1
         sizes = struct.unpack_from("<5I", content, 32)
-        self.sizes = [size + 1 for size in sizes[:self.rank]]
-        self.strides = [16 * stride for stride in strides[:self.rank - 1]]
-        self.box = [size + 1 for size in content[55:55 + self.rank]]
+        self.sizes = [size + 1 for size in sizes[:rank]]
+        self.strides = [16 * stride for stride in strides[:rank - 1]]
 
     def is_of(self, tensor):
         """One that cuts off the ends of sequences begins RAGGED rows before the tensor, and has one dimension more."""
