@@ -34,7 +34,7 @@ char* copy_of(std::string_view text) {
 
 /// Runs `body`; an exception becomes an exit code and a line in `answer`.
 template <typename Body>
-int exit_code_of(Body body, char** answer) {
+int exit_code_of(char** answer, Body body) {
   try {
     body();
     return 0;
@@ -84,49 +84,41 @@ BatchRequest request_from(std::string_view text) {
 }  // namespace
 
 int distca_plan_batch(const char* request, int64_t bytes, DistcaPlan** plan, char** answer) {
-  return exit_code_of(
-      [&] {
-        const std::string_view text(request, bytes);
-        *plan = new DistcaPlan{distca::api::plan_batch(request_from(text))};
-      },
-      answer);
+  return exit_code_of(answer, [&] {
+    const std::string_view text(request, bytes);
+    *plan = new DistcaPlan{distca::api::plan_batch(request_from(text))};
+  });
 }
 
 int distca_read_plan(const char* json, int64_t bytes, DistcaPlan** plan, char** answer) {
-  return exit_code_of(
-      [&] {
-        const std::string_view text(json, bytes);
-        *plan = new DistcaPlan{distca::api::BatchPlan::from_json(text)};
-      },
-      answer);
+  return exit_code_of(answer, [&] {
+    const std::string_view text(json, bytes);
+    *plan = new DistcaPlan{distca::api::BatchPlan::from_json(text)};
+  });
 }
 
 int distca_plan_json(const DistcaPlan* plan, char** answer) {
-  return exit_code_of([&] { *answer = copy_of(plan->plan.json()); }, answer);
+  return exit_code_of(answer, [&] { *answer = copy_of(plan->plan.json()); });
 }
 
 int distca_plan_summary(const DistcaPlan* plan, char** answer) {
-  return exit_code_of(
-      [&] {
-        *answer = copy_of(distca::canonical_json({{"num_ranks", plan->plan.num_ranks()},
-                                                  {"hash", plan->plan.hash()},
-                                                  {"max_over_mean", plan->plan.max_over_mean()}}));
-      },
-      answer);
+  return exit_code_of(answer, [&] {
+    *answer = copy_of(distca::canonical_json({{"num_ranks", plan->plan.num_ranks()},
+                                              {"hash", plan->plan.hash()},
+                                              {"max_over_mean", plan->plan.max_over_mean()}}));
+  });
 }
 
 int distca_plan_tokens(const DistcaPlan* plan, char** answer) {
-  return exit_code_of(
-      [&] {
-        distca::Json tokens = distca::Json::array();
-        for (const std::vector<distca::Range>& of_rank : plan->plan.tokens()) {
-          distca::Json& ranges = tokens.emplace_back(distca::Json::array());
-          for (const distca::Range& range : of_rank)
-            ranges.push_back(distca::Json::array({range.begin, range.end}));
-        }
-        *answer = copy_of(tokens.dump());
-      },
-      answer);
+  return exit_code_of(answer, [&] {
+    distca::Json tokens = distca::Json::array();
+    for (const std::vector<distca::Range>& of_rank : plan->plan.tokens()) {
+      distca::Json& ranges = tokens.emplace_back(distca::Json::array());
+      for (const distca::Range& range : of_rank)
+        ranges.insert(ranges.end(), {range.begin, range.end});
+    }
+    *answer = copy_of(tokens.dump());
+  });
 }
 
 void distca_free_plan(DistcaPlan* plan) { delete plan; }

@@ -30,7 +30,7 @@ int distca_plan_json(const DistcaPlan* plan, char** answer);
 /// A JSON object with "num_ranks", "hash" and "max_over_mean".
 int distca_plan_summary(const DistcaPlan* plan, char** answer);
 
-/// The tokens that ranks hold, as JSON: for each rank a list of [begin, end].
+/// The tokens that ranks hold, as JSON, as "tokens" of a request.
 int distca_plan_tokens(const DistcaPlan* plan, char** answer);
 
 void distca_free_plan(DistcaPlan* plan);

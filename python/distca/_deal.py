@@ -163,7 +163,9 @@ class Dealer:
 
         None: the caller's module is given pieces.
         """
-        self.group, self.shape, self.nano_batches, self.gradients = group, shape, nano_batches, gradients
+        head_dim = shape.head_dim + -shape.head_dim % 8  # of any size in attention, which rounds it up, too
+        self.group, self.shape = group, shape._replace(head_dim=head_dim)
+        self.nano_batches, self.gradients = nano_batches, gradients
         self.device, self.is_plain = device or "cpu", device is None
         self.has_warned = False
         self.gives_labels = False  # besides shift_labels: all -100, so that a model computes its loss

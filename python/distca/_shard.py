@@ -45,8 +45,7 @@ def shard(loader, shape: Shape, *, group=None, at_once: int | None = None, accum
     Errors. ValueError in one line about arguments. RuntimeError, on all ranks, names the rank whose batch cannot be dealt,
     has other items, or does not come.
     """
-    head_dim = shape.head_dim + -shape.head_dim % 8  # of any size in attention, which rounds it up, too
-    dealer = Dealer(group, shape._replace(head_dim=head_dim), at_once, 1, gradients)
+    dealer = Dealer(group, shape, at_once, 1, gradients)
     warn_of_scheduler(dealer, loader)
     return steps(dealer, loader, accumulate)
 
@@ -112,13 +111,11 @@ class _Back(torch.autograd.Function):
 
 def samplers_of(loader) -> list:
     """What a loader takes samples by. Accelerate wraps one in another."""
-    found, wrappers = {}, [loader]
-    while wrappers:
-        wrapper = wrappers.pop()
+    found = [loader]
+    for wrapper in found:  # which grows
         within = [getattr(wrapper, name, None) for name in ("batch_sampler", "sampler")]
-        wrappers += [one for one in within if one is not None and id(one) not in found]
-        found |= {id(one): one for one in within if one is not None}
-    return list(found.values())
+        found += [one for one in within if one is not None and all(one is not other for other in found)]
+    return found[1:]
 
 
 @contextlib.contextmanager

@@ -135,7 +135,7 @@ class BatchPlan:
         """[num_ranks] The tokens that each rank holds, in the order in which they lie in the rank's tensors."""
         if self._tokens is None:
             tokens = json.loads(self._plan.text("distca_plan_tokens"))
-            self._tokens = [[Range(begin, end) for begin, end in of_rank] for of_rank in tokens]
+            self._tokens = [list(map(Range, of_rank[::2], of_rank[1::2])) for of_rank in tokens]
         return self._tokens
 
     def num_tokens(self, rank: int) -> int:
