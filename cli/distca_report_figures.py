@@ -71,16 +71,14 @@ def attention_of_run(run):
     rank, uneven = means.index(max(means)), max(means) / (mean(means) or 1)
     heading = f"Measured core attention: max/mean {uneven:.3f}, rank {rank} takes longest"
     waits = [line["waited_s"] for line in run.last_lines() if len(line.get("waited_s", ())) == len(means)]
-    waited = [1e3 * mean(of) for of in zip(*waits)] if waits else []
-    rows = [(f"rank {index}", [("k-attention", value, "core attention"),
-                               *([("k-wait", waited[index], "waiting")] if waited else [])], [],
-             f"{number_text(value)} ms" + (f" + {number_text(waited[index])} ms" if waited else ""))
-            for index, value in enumerate(means)]
-    keys = [("k-attention", "core attention"), ("k-wait", "waiting for messages, and for the last rank")]
-    keys = keys if waited else keys[:1]
-    table = (["rank", "core attention ms", *(["waited ms"] if waited else [])],
-             [[str(index), number_text(value), *([number_text(waited[index])] if waited else [])]
-              for index, value in enumerate(means)])
+    waited = [1e3 * mean(of) for of in zip(*waits)]
+    parts = [("k-attention", "core attention", "core attention", "core attention ms", means),
+             ("k-wait", "waiting", "waiting for messages, and for the last rank", "waited ms", waited)][:2 if waited else 1]
+    rows = [(f"rank {index}", [(kind, of[index], words) for kind, words, *_, of in parts], [],
+             " + ".join(f"{number_text(of[index])} ms" for *_, of in parts)) for index in range(len(means))]
+    keys = [(kind, meaning) for kind, _, meaning, *_ in parts]
+    table = (["rank", *(column for *_, column, _ in parts)],
+             [[str(index), *(number_text(of[index]) for *_, of in parts)] for index in range(len(means))])
     return Figure(heading, legend(keys) + bars(rows, "ms a step, mean of the steps", heading), [run.source()],
                   ["Core attention is the kernel's time in both passes: of the processor where a rank has one thread."],
                   table)
@@ -108,32 +106,27 @@ def condition(words):
     return words if words == "plain packing" else f"if {words}"
 
 
+# Bars of what tensors take: what their colours mean, and what counts.
+HELD = {"s0": ("measured, each rank", "Measured: the most that a rank's tensors took at a time since the run began. Ranks that are "
+                                      "threads, or share a GPU, share its tensors."),
+        "s1": ("predicted, the largest rank of a stage", "Predicted: what docs/memory.md counts, for train.device and comm.backend "
+                                                         "of the configuration.")}
+
+
 def memory(runs, predictions):
-    rows, assumes = [], []
-    for run in runs:
-        rows += [(f"{run.name}: rank {rank}", "measured", peak)
-                 for rank, peak in enumerate(run.peaks())]
-    for prediction in predictions:
-        rows += [(f"{prediction.name}: {name}", f"predicted, {prediction.machine}", peak)
-                 for name, _, peak in prediction.stages]
+    rows = [(f"{run.name}: rank {rank}", "s0", "measured", peak) for run in runs for rank, peak in enumerate(run.peaks())]
+    rows += [(f"{prediction.name}: {name}", "s1", f"predicted, {prediction.machine}", peak)
+             for prediction in predictions for name, _, peak in prediction.stages]
     if not rows:
         return None
-    name, how, most = max(rows, key=lambda row: row[2])
+    name, _, how, most = max(rows, key=lambda row: row[3])
     heading = f"Tensors take at most {shown_bytes(most)} of a rank at a time, {how} ({name})"
-    drawn = [(name, [("s0" if how == "measured" else "s1", peak, how)], [], shown_bytes(peak))
-             for name, how, peak in rows]
-    keys = []
-    if any(row[1] == "measured" for row in rows):
-        keys.append(("s0", "measured, each rank"))
-        assumes.append("Measured: the most that a rank's tensors took at a time since the run began. Ranks that are "
-                       "threads, or share a GPU, share its tensors.")
-    if any(row[1] != "measured" for row in rows):
-        keys.append(("s1", "predicted, the largest rank of a stage"))
-        assumes.append("Predicted: what docs/memory.md counts, for train.device and comm.backend of the configuration.")
-    return Figure(heading, legend(keys) + bars(drawn, "bytes", heading, shown_bytes),
-                  [one.source() for one in (*runs, *predictions)], assumes,
+    drawn = [(name, [(kind, peak, how)], [], shown_bytes(peak)) for name, kind, how, peak in rows]
+    used = {kind: words for kind, words in HELD.items() if any(row[1] == kind for row in rows)}
+    return Figure(heading, legend((kind, meaning) for kind, (meaning, _) in used.items()) + bars(drawn, "bytes", heading, shown_bytes),
+                  [one.source() for one in (*runs, *predictions)], [counted for _, counted in used.values()],
                   (("where", "how", "peak", "bytes"),
-                   [[name, how, shown_bytes(peak), f"{peak:.0f}"] for name, how, peak in rows]))
+                   [[name, how, shown_bytes(peak), f"{peak:.0f}"] for name, _, how, peak in rows]))
 
 
 def memories(runs, predictions):
