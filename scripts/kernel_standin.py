@@ -45,10 +45,6 @@ LAUNCHED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LoadedKernel), ctypes.P
                             ctypes.POINTER(ctypes.c_void_p))
 
 
-class Told(ctypes.Structure):
-    _fields_ = [("called", CALLED), ("launched", LAUNCHED)]
-
-
 class Descriptor:
     """Of a tensor, as the kernels' own code on the host writes it for the GPU's copy engine: the address, strides in 16
     bytes from the second dimension on, and sizes less one."""
@@ -79,8 +75,8 @@ class Standin:
         self.asked, self.launches, self.fault = set(), [], None
         self.kernels, self.arch, self.image = {}, 0, b""
         cuda = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-        self.told = Told(CALLED(lambda name: self.asked.add(name.decode())), LAUNCHED(self.on_launch))
-        cuda.standin_tell(ctypes.byref(self.told))
+        self.told = CALLED(lambda name: self.asked.add(name.decode())), LAUNCHED(self.on_launch)
+        cuda.standin_tell(*self.told)
         try:
             made = ctypes.CDLL(str(path))
             self.function, set_stream, self.error = (
