@@ -48,17 +48,15 @@ def _check(folder, words):
     try:
         manifest = manifest_of(folder)
     except (FileNotFoundError, NotADirectoryError):
-        manifest = None
+        if not _is_importable():
+            raise BadInput(f"there is no {folder}: {INSTALL}, or {words} elsewhere") from None
+        check_ours(folder)
+        requirements(torch)
     except OSError as fault:
         raise BadInput(f"{file} cannot be read: {fault.strerror}") from None
-    if manifest is not None:
+    else:
         if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
             raise BadInput(f"{file} is damaged, or not of version {VERSION}: remove {folder}, and build it again")
-        return
-    if not _is_importable():
-        raise BadInput(f"there is no {folder}: {INSTALL}, or {words} elsewhere")
-    check_ours(folder)
-    requirements(torch)
 
 
 def _why_not(head_dim, dtype, heads_of_a_key_head, capability, head_dim_v) -> str:

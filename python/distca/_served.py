@@ -66,13 +66,12 @@ def _check_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k):
     _check_plain(q, k, v)
     if q.device.type not in ("cpu", "cuda"):
         raise ValueError(f"q is on {q.device}: attention is served on the CPU and on CUDA devices")
-    for name, tensor in (("k", k), ("v", v)):
-        if tensor.device != q.device:
-            raise ValueError(f"q is on {q.device} and {name} on {tensor.device}: one device for all three")
     for name, tensor in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if tensor.device.type != "cpu" and tensor.device != q.device:
             raise ValueError(f"q is on {q.device} and {name} on {tensor.device}: there or on the CPU")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.device != q.device:
+            raise ValueError(f"q is on {q.device} and {name} on {tensor.device}: one device for all three")
         if tensor.dim() != 3:
             raise ValueError(f"{name} has shape {list(tensor.shape)}: [tokens, heads, head_dim]")
         if tensor.dtype != q.dtype:
@@ -195,7 +194,7 @@ class Served:
 
 
 def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work,
-            kernel="auto") -> Served:
+            kernel) -> Served:
     """Of the arguments of `attention`. Raises ValueError. Where documents begin, `documents_of` checks."""
     _check_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k)
     _check_lengths(cu_seqlens_q, cu_seqlens_k)
