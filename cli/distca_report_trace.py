@@ -100,15 +100,14 @@ def lanes_of(span, events):
 
 def joined(lane, shortest):
     """The lane with neighbours that together take less than the shortest as one, of the kind that takes longest."""
-    pieces, groups, begin = [], [], None
+    pieces, groups = [], []
     for piece in lane:
         if piece.end - piece.begin >= shortest:
             pieces.append(piece)
-        elif groups and piece.end - begin < shortest:
+        elif groups and piece.end - groups[-1][0].begin < shortest:
             groups[-1].append(piece)
         else:
             groups.append([piece])
-            begin = piece.begin
     for group in groups:
         if len(group) > 1:
             times = Counter()
