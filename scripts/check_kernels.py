@@ -97,23 +97,17 @@ def compile_standin(folder, objects, cuda):
     return made, len(needed)
 
 
-def cuobjdump():
-    """Its path, or nothing."""
-    package = importlib.util.find_spec("triton")
-    folders = package.submodule_search_locations if package else []
-    return shutil.which("cuobjdump") or next((str(path) for folder in folders for path in pathlib.Path(folder).glob(
-        "backends/nvidia/bin/cuobjdump")), None)
-
-
 def spills(image):
     """Instructions that store to or load from local memory; "-" if nothing can count them."""
-    program = cuobjdump()
+    package = importlib.util.find_spec("triton")
+    folders = package.submodule_search_locations if package else []
+    path = os.pathsep.join([os.environ.get("PATH", ""), *(f"{folder}/backends/nvidia/bin" for folder in folders)])
+    program = shutil.which("cuobjdump", path=path)
     if program is None:
         return "-"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(image)
         file.flush()
-        path = os.pathsep.join((str(pathlib.Path(program).parent), os.environ.get("PATH", "")))
         done = subprocess.run([program, "-sass", file.name], capture_output=True, text=True, check=False,
                               env=os.environ | {"PATH": path})
     if done.returncode or "EXIT" not in done.stdout:
@@ -122,8 +116,7 @@ def spills(image):
 
 
 def check_refusals(standin, arguments):
-    """How many wrong calls are refused, and of how many the reason is cut off."""
-    count = cut = 0
+    """Of each wrong call, all of which are refused, whether the reason is cut off."""
     for what, values, begins, ends in wrong(arguments):
         try:
             standin.call(values)
@@ -136,14 +129,13 @@ def check_refusals(standin, arguments):
             raise Fault(f"{what} is refused, but not as \"{begins} ... {ends}\": {words}")
         if standin.launches:
             raise Fault(f"{what} is refused, and yet something is launched")
-        count, cut = count + 1, cut + is_cut
-    return count, cut
+        yield is_cut
 
 
 def check_object(library, path, manifest, masks_and_steps):
     """What the table says of an object."""
     standin = Standin(library, path)
-    refused, cut, shared = 0, 0, []
+    cut, shared = [], []
     for mask, step in masks_and_steps:
         caller = Caller(manifest, mask)
         if signature(path.read_bytes()) != SIGNATURES[step]:
@@ -163,8 +155,7 @@ def check_object(library, path, manifest, masks_and_steps):
                 raise Fault(f"{path.name}, {step}, mask {mask}, sequences \"{launch.name}\": {fault}") from None
             shared.append(config.shared)
         try:
-            counts = check_refusals(standin, arguments)
-            refused, cut = refused + counts[0], cut + counts[1]
+            cut += check_refusals(standin, arguments)
         except Fault as fault:
             raise Fault(f"{path.name}, {step}, mask {mask}: {fault}") from None
     if standin.arch != int(re.sub(r"\D", "", manifest["arch"])):
@@ -172,7 +163,7 @@ def check_object(library, path, manifest, masks_and_steps):
     return {"object": path.stem, "KiB": f"{path.stat().st_size / 1024:.1f}", "registers": kernel.registers,
             "stack": kernel.frame, "spills": spills(standin.image), "shared": max(shared), "threads": config.block.x,
             "parameters": len(kernel.parameters), "bytes": kernel.parameter_bytes, "calls": len(shared),
-            "refused": refused, "cut": cut, "asked": sorted(standin.asked)}
+            "refused": len(cut), "cut": sum(cut), "asked": sorted(standin.asked)}
 
 
 def check_apart(library, path):

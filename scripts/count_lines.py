@@ -53,21 +53,17 @@ def count(commit):
     return rooms
 
 
-def main():
-    commits = sys.argv[1:] or ["HEAD"]
-    if len(commits) > 2 or any(commit.startswith("-") for commit in commits):
-        sys.exit(__doc__)
-    counts = [count(commit) for commit in commits]
-    columns = [f"{commit[:12]} {kind}" for commit in commits for kind in ("code", "tests")]
+commits = sys.argv[1:] or ["HEAD"]
+if len(commits) > 2 or any(commit.startswith("-") for commit in commits):
+    sys.exit(__doc__)
+counts = [count(commit) for commit in commits]
+columns = [f"{commit[:12]} {kind}" for commit in commits for kind in ("code", "tests")]
+if len(commits) == 2:
+    columns += ["more code", "more tests"]
+print(f"{'':18}" + "".join(f"{column:>20}" for column in columns))
+for name in sorted(set().union(*counts) - {"all"}) + ["all"]:
+    figures = [figure for rooms in counts for figure in rooms[name]]
+    shown = [f"{figure:,}" for figure in figures]
     if len(commits) == 2:
-        columns += ["more code", "more tests"]
-    print(f"{'':18}" + "".join(f"{column:>20}" for column in columns))
-    for name in sorted(set().union(*counts) - {"all"}) + ["all"]:
-        figures = [figure for rooms in counts for figure in rooms[name]]
-        shown = [f"{figure:,}" for figure in figures]
-        if len(commits) == 2:
-            shown += [f"{figures[2 + i] - figures[i]:+,}" for i in range(2)]
-        print(f"{name:18}" + "".join(f"{figure:>20}" for figure in shown))
-
-
-main()
+        shown += [f"{figures[2 + i] - figures[i]:+,}" for i in range(2)]
+    print(f"{name:18}" + "".join(f"{figure:>20}" for figure in shown))
