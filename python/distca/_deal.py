@@ -31,21 +31,24 @@ class Dealt:
     """A step as one rank sees it: its pieces, and how rows travel from the ranks whose loaders gave them.
 
     It is no dataclass. DDP and FSDP rebuild those on the way to the model, and what the model notes in a copy is lost.
+
+    name: of the group.
+    pieces: [nano-batches] its pieces, as attention gets them.
+    rows: [nano-batches] of how many rows.
+    targets: of the step on all ranks.
+    samples: that their loaders have put into it: its rows, or its documents where these are packed in one row.
+    is_cut: some rank has a piece that does not begin its document.
+    sends: of the rows that this rank's loader gave, those that go to each rank.
+    receives: of this rank's rows, those that come from each rank.
     """
 
-    def __init__(self, name, pieces, rows, targets, samples, is_cut, sends, receives):
-        self.name = name  # of the group
-        self.pieces = pieces  # [nano-batches] its pieces, as attention gets them
-        self.rows = rows  # [nano-batches] of how many rows
-        self.targets = targets  # of the step on all ranks
-        self.samples = samples  # that their loaders have put into it: its rows, or its documents where these are packed in one row
-        self.is_cut = is_cut  # some rank has a piece that does not begin its document
-        self.sends = sends  # of the rows that this rank's loader gave, those that go to each rank
-        self.receives = receives  # of this rank's rows, those that come from each rank
-        self.is_last = False  # no step comes after it
-        self.is_taken = False  # an attached model was called with it
-        self.trained = 0  # how often, with gradients
-        self.is_missed = False  # an attached model was called with its tokens and without it, in training
+    is_last = False  # no step comes after it
+    is_taken = False  # an attached model was called with it
+    trained = 0  # how often, with gradients
+    is_missed = False  # an attached model was called with its tokens and without it, in training
+
+    def __init__(self, **fields):
+        vars(self).update(fields)
 
     def deal(self, rows):
         """[own, ...] -> [rows, ...]"""
@@ -221,14 +224,15 @@ class Dealer:
         pieces, layout = _laid_out(lengths, self.ranks, self.shape, self.nano_batches)
         mine = [torch.tensor(of_part, dtype=torch.int64, device="cpu").view(-1, 3) for of_part in pieces[self.rank]]
         padding = torch.tensor([[-1 - self.rank, 0, 1]], device="cpu")
+        sends, receives = _routes(self.rank, layout, begins)
         dealt = Dealt(
-            name_of(self.group),
-            [seg if self.is_plain or len(seg) else padding.clone() for seg in mine],
-            [sum(end - begin for _, begin, end in of_part) for of_part in pieces[self.rank]],
-            sum(one.get("targets", 0) for one in givers),
-            sum(one.get("samples", 0) for one in givers),
-            any(begin for of_rank in pieces for of_part in of_rank for _, begin, _ in of_part),
-            *_routes(self.rank, layout, begins),
+            name=name_of(self.group),
+            pieces=[seg if self.is_plain or len(seg) else padding.clone() for seg in mine],
+            rows=[sum(end - begin for _, begin, end in of_part) for of_part in pieces[self.rank]],
+            targets=sum(one.get("targets", 0) for one in givers),
+            samples=sum(one.get("samples", 0) for one in givers),
+            is_cut=any(begin for of_rank in pieces for of_part in of_rank for _, begin, _ in of_part),
+            sends=sends, receives=receives,
         )
         names, flags = next(((one["names"], one["flags"]) for one in said if "names" in one), (["input_ids", "shift_labels"], []))
         own = [columns[name].long() for name in names] if len(dealt.sends.rows) else [torch.zeros(0, dtype=torch.int64, device="cpu")] * len(names)
