@@ -81,32 +81,29 @@ BatchRequest request_from(std::string_view text) {
   return request;
 }
 
+void keep(const distca::api::BatchPlan& made, DistcaPlan** plan, char** answer) {
+  *plan = new DistcaPlan{made};
+  *answer = copy_of(distca::canonical_json({{"num_ranks", made.num_ranks()},
+                                            {"hash", made.hash()},
+                                            {"max_over_mean", made.max_over_mean()}}));
+}
+
 }  // namespace
 
 int distca_plan_batch(const char* request, int64_t bytes, DistcaPlan** plan, char** answer) {
   return exit_code_of(answer, [&] {
-    const std::string_view text(request, bytes);
-    *plan = new DistcaPlan{distca::api::plan_batch(request_from(text))};
+    keep(distca::api::plan_batch(request_from(std::string_view(request, bytes))), plan, answer);
   });
 }
 
 int distca_read_plan(const char* json, int64_t bytes, DistcaPlan** plan, char** answer) {
   return exit_code_of(answer, [&] {
-    const std::string_view text(json, bytes);
-    *plan = new DistcaPlan{distca::api::BatchPlan::from_json(text)};
+    keep(distca::api::BatchPlan::from_json(std::string_view(json, bytes)), plan, answer);
   });
 }
 
 int distca_plan_json(const DistcaPlan* plan, char** answer) {
   return exit_code_of(answer, [&] { *answer = copy_of(plan->plan.json()); });
-}
-
-int distca_plan_summary(const DistcaPlan* plan, char** answer) {
-  return exit_code_of(answer, [&] {
-    *answer = copy_of(distca::canonical_json({{"num_ranks", plan->plan.num_ranks()},
-                                              {"hash", plan->plan.hash()},
-                                              {"max_over_mean", plan->plan.max_over_mean()}}));
-  });
 }
 
 int distca_plan_tokens(const DistcaPlan* plan, char** answer) {

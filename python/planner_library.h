@@ -18,17 +18,14 @@ struct DistcaPlan;
 /// Makes a plan as distca::api::plan_batch() does. `request` is a JSON object with all fields of
 /// BatchRequest. Its "shape" is an object, too, and its "tokens" have a list for each rank: begin
 /// and end of one range, then of the next one. On success sets `plan`, which distca_free_plan()
-/// gives back.
+/// gives back, and answers a JSON object with "num_ranks", "hash" and "max_over_mean".
 int distca_plan_batch(const char* request, int64_t bytes, DistcaPlan** plan, char** answer);
 
-/// Reads what distca_plan_json() wrote.
+/// Reads what distca_plan_json() wrote, and answers likewise.
 int distca_read_plan(const char* json, int64_t bytes, DistcaPlan** plan, char** answer);
 
 /// The plan as canonical JSON (docs/plan_format.md).
 int distca_plan_json(const DistcaPlan* plan, char** answer);
-
-/// A JSON object with "num_ranks", "hash" and "max_over_mean".
-int distca_plan_summary(const DistcaPlan* plan, char** answer);
 
 /// The tokens that ranks hold, as JSON, as "tokens" of a request.
 int distca_plan_tokens(const DistcaPlan* plan, char** answer);

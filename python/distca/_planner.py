@@ -11,7 +11,6 @@ _FUNCTIONS = {
     "distca_plan_batch": (ctypes.c_int, _TEXT, _INT64, _TO, _TO),
     "distca_read_plan": (ctypes.c_int, _TEXT, _INT64, _TO, _TO),
     "distca_plan_json": (ctypes.c_int, _PLAN, _TO),
-    "distca_plan_summary": (ctypes.c_int, _PLAN, _TO),
     "distca_plan_tokens": (ctypes.c_int, _PLAN, _TO),
     "distca_free_plan": (None, _PLAN),
     "distca_free_text": (None, ctypes.c_void_p),
@@ -39,9 +38,12 @@ class Plan:
     """A plan in the library's memory, which is given back with the last reference to it."""
 
     def __init__(self, function: str, text: bytes):
-        """function: distca_plan_batch of a request, or distca_read_plan of a plan. Raises PlanError."""
+        """function: distca_plan_batch of a request, or distca_read_plan of a plan. Raises PlanError.
+
+        summary: a JSON object.
+        """
         self._plan = ctypes.c_void_p()
-        _call(function, text, len(text), ctypes.byref(self._plan))
+        self.summary = _call(function, text, len(text), ctypes.byref(self._plan))
 
     def text(self, function: str) -> str:
         """The JSON that a function of a plan answers."""

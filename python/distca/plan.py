@@ -122,7 +122,7 @@ class BatchPlan:
     def __init__(self, plan: Plan):
         self._plan = plan
         self._tokens: list[list[Range]] | None = None
-        for name, value in json.loads(plan.text("distca_plan_summary")).items():
+        for name, value in json.loads(plan.summary).items():
             setattr(self, name, value)
 
     @staticmethod
