@@ -25,7 +25,7 @@ def _load():
     return library
 
 
-_LIBRARY = _load()
+LIBRARY = _load()
 
 
 class PlanError(ValueError):
@@ -34,31 +34,12 @@ class PlanError(ValueError):
     __module__ = "distca.plan"
 
 
-class Plan:
-    """A plan in the library's memory, which is given back with the last reference to it."""
-
-    def __init__(self, function: str, text: bytes):
-        """function: distca_plan_batch of a request, or distca_read_plan of a plan. Raises PlanError.
-
-        summary: a JSON object.
-        """
-        self._plan = ctypes.c_void_p()
-        self.summary = _call(function, text, len(text), ctypes.byref(self._plan))
-
-    def text(self, function: str) -> str:
-        """The JSON that a function of a plan answers."""
-        return _call(function, self._plan)
-
-    def __del__(self, free=_LIBRARY.distca_free_plan):  # bound here: at the end of the process, globals are gone
-        free(self._plan)
-
-
-def _call(function, *arguments):
+def call(function, *arguments):
     """The text that the function answers. Raises PlanError, or RuntimeError where the caller is not at fault."""
     answer = ctypes.c_void_p()
-    code = getattr(_LIBRARY, function)(*arguments, ctypes.byref(answer))
+    code = getattr(LIBRARY, function)(*arguments, ctypes.byref(answer))
     text = ctypes.string_at(answer).decode(errors="replace") if answer else ""
-    _LIBRARY.distca_free_text(answer)
+    LIBRARY.distca_free_text(answer)
     if code:
         raise (PlanError if code == 2 else RuntimeError)(text or "distca: error: out of memory")
     return text

@@ -14,13 +14,14 @@ A plan is a pure function of the arguments. So every rank can make the plan for 
 hash. Any thread may call anything here; while the planner works, other threads of Python run.
 """
 
+import ctypes
 import json
 import math
 from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from distca._planner import Plan, PlanError
+from distca._planner import LIBRARY, PlanError, call
 
 __all__ = ["BatchPlan", "PlanError", "Range", "Shape", "plan_batch"]
 
@@ -103,7 +104,7 @@ def plan_batch(cu_seqlens: Sequence[int], num_ranks: int, shape: Shape, *, windo
     }
     if tolerance is not None:
         request["tolerance"] = tolerance
-    return BatchPlan(Plan("distca_plan_batch", _json(request)))
+    return BatchPlan("distca_plan_batch", _json(request))
 
 
 class BatchPlan:
@@ -119,22 +120,25 @@ class BatchPlan:
     hash: str
     """16 hex digits that are equal where plans are equal. Ranks compare them before they follow a plan."""
 
-    def __init__(self, plan: Plan):
-        self._plan = plan
+    def __init__(self, function: str, text: bytes):
+        self._plan = ctypes.c_void_p()  # in the library's memory
         self._tokens: list[list[Range]] | None = None
-        for name, value in json.loads(plan.summary).items():
-            setattr(self, name, value)
+        summary = call(function, text, len(text), ctypes.byref(self._plan))
+        vars(self).update(json.loads(summary))
+
+    def __del__(self, free=LIBRARY.distca_free_plan):  # bound here: at the end of the process, globals are gone
+        free(self._plan)
 
     @staticmethod
     def from_json(text: str) -> "BatchPlan":
         """Reads what json() returned. Raises PlanError, which names the first field that is missing or wrong."""
-        return BatchPlan(Plan("distca_read_plan", text.encode(errors="replace")))
+        return BatchPlan("distca_read_plan", text.encode(errors="replace"))
 
     @property
     def tokens(self) -> list[list[Range]]:
         """[num_ranks] The tokens that each rank holds, in the order in which they lie in the rank's tensors."""
         if self._tokens is None:
-            tokens = json.loads(self._plan.text("distca_plan_tokens"))
+            tokens = json.loads(call("distca_plan_tokens", self._plan))
             self._tokens = [list(map(Range, of_rank[::2], of_rank[1::2])) for of_rank in tokens]
         return self._tokens
 
@@ -144,7 +148,7 @@ class BatchPlan:
 
     def json(self) -> str:
         """The plan as canonical JSON (docs/plan_format.md of the project), to be handed to another process."""
-        return self._plan.text("distca_plan_json")
+        return call("distca_plan_json", self._plan)
 
     def __repr__(self) -> str:
         return f"BatchPlan(num_ranks={self.num_ranks}, max_over_mean={self.max_over_mean:.3f}, hash={self.hash!r})"
