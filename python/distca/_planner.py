@@ -7,25 +7,14 @@ from distca import _library
 _TEXT, _PLAN, _INT64 = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64
 # What they return and take. A text that comes back is a pointer, because it has to be given back.
 _TO = ctypes.POINTER(ctypes.c_void_p)
-_FUNCTIONS = {
+LIBRARY = _library.load("libdistca_planner.so", {
     "distca_plan_batch": (ctypes.c_int, _TEXT, _INT64, _TO, _TO),
     "distca_read_plan": (ctypes.c_int, _TEXT, _INT64, _TO, _TO),
     "distca_plan_json": (ctypes.c_int, _PLAN, _TO),
     "distca_plan_tokens": (ctypes.c_int, _PLAN, _TO),
     "distca_free_plan": (None, _PLAN),
     "distca_free_text": (None, ctypes.c_void_p),
-}
-
-
-def _load():
-    library = _library.load("libdistca_planner.so")
-    for name, (result, *arguments) in _FUNCTIONS.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
-
-
-LIBRARY = _load()
+})
 
 
 class PlanError(ValueError):
