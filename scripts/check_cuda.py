@@ -87,28 +87,25 @@ def commands():
     return found
 
 
-def against(include, here, words):
-    """The same command with the headers of another PyTorch."""
-    return [word.replace(f"{here[0]}/include", str(include)) for word in words]
-
-
-def precompiled(version, include, here, commands):
+def precompiled(version, words):
     """A header that nearly all sources share, compiled once a version."""
     header = FOLDER / f"shared_{version}.h"
     header.write_text(SHARED)
-    run([*against(include, here, commands["distca/comm/aten_types.cc"]), "-x", "c++-header", header, "-o", f"{header}.gch"], f"PyTorch {version}'s own headers do not compile")
+    run([*words, "-x", "c++-header", header, "-o", f"{header}.gch"], f"PyTorch {version}'s own headers do not compile")
     return header
 
 
 def check(version, here, commands, sources, jobs):
     """How many of the sources do not compile against this version."""
     include = headers(version, here)
-    shared = precompiled(version, include, here, commands)
+    commands = {source: [word.replace(f"{here[0]}/include", str(include)) for word in words]
+                for source, words in commands.items()}
+    shared = precompiled(version, commands["distca/comm/aten_types.cc"])
 
     def one(source):
         start = time.monotonic()
-        words = [*against(include, here, commands[source]), "-fsyntax-only", "-include", str(shared), source]
-        done = subprocess.run(["nice", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        words = ["nice", *commands[source], "-fsyntax-only", "-include", str(shared), source]
+        done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return source, done, time.monotonic() - start
 
     failed = 0

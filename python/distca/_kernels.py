@@ -173,12 +173,11 @@ class Compiler:
                 lambda: attention._flash_attn_fwd(q, k, v, seqused_k=used, return_lse=True, **words))
             o, d_o = self.tensor(*q.shape), self.tensor(*q.shape)
             lse = self.tensor(q.shape[1], q.shape[0], dtype=self.torch.float32)
-            backward = {}
-            for deterministic in (False, True):
+            made = {"forward": forward}
+            for name, deterministic in (("backward", False), ("backward_deterministic", True)):
                 self.behind.keys_asked = []
-                [backward[deterministic]] = self.backward.kernels(
+                [made[name]] = self.backward.kernels(
                     lambda: attention._flash_attn_bwd(q, k, v, o, d_o, lse, deterministic=deterministic, **words))
-        made = {"forward": forward, "backward": backward[False], "backward_deterministic": backward[True]}
         # Of dQ, and where several heads share a key head of dK and dV.
         for name, key in zip(("behind_backward_q", "behind_backward_kv"), self.behind.keys_asked):
             made[name] = self.behind[key]
