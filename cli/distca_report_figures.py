@@ -190,19 +190,17 @@ class Parts:
         names = {part for _, parts, _ in stages for part, seconds in parts.items() if seconds}
         shown = [*(part for part in STAGE_PARTS if part in names), *sorted(names - STAGE_PARTS.keys())]
         totals = [sum(parts.values()) for _, parts, _ in stages]
-        visible = [part for part in shown if any(parts.get(part, 0) > 1e-3 * max(totals) for _, parts, _ in stages)]
+        visible = [(STAGE_PARTS.get(part, "k-other"), part) for part in shown
+                   if any(parts.get(part, 0) > 1e-3 * max(totals) for _, parts, _ in stages)]
         self.unit, self.factor = time_unit(max(totals, default=0))
         marks = [(kind, seconds * self.factor, words) for kind, seconds, words in marks]
-        rows = [(name, [(self.kind(part), parts.get(part, 0) * self.factor, part) for part in visible], marks,
+        rows = [(name, [(kind, parts.get(part, 0) * self.factor, part) for kind, part in visible], marks,
                  self.text(total)) for (name, parts, _), total in zip(stages, totals)]
-        keys = [*((self.kind(part), part) for part in visible), *((kind, words) for kind, _, words in marks)]
+        keys = [*visible, *((kind, words) for kind, _, words in marks)]
         self.drawing = legend(keys) + bars(rows, f"{self.unit} a step", "Parts of a step")
         self.table = (["", *(f"{part} {self.unit}" for part in shown)],
                       [[name, *(number_text(parts.get(part, 0) * self.factor) for part in shown)]
                        for name, parts, _ in stages])
-
-    def kind(self, part):
-        return STAGE_PARTS.get(part, "k-other")
 
     def text(self, seconds):
         return f"{number_text(seconds * self.factor)} {self.unit}"
