@@ -21,9 +21,26 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from distca._planner import LIBRARY, PlanError, call
+from distca import _library
 
 __all__ = ["BatchPlan", "PlanError", "Range", "Shape", "plan_batch"]
+
+# The functions of the planner's library (python/planner_library.h of the project), what they return and take. A text that
+# comes back is a pointer, because it has to be given back.
+_TEXT, _PLAN, _INT64 = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64
+_TO = ctypes.POINTER(ctypes.c_void_p)
+_LIBRARY = _library.load("libdistca_planner.so", {
+    "distca_plan_batch": (ctypes.c_int, _TEXT, _INT64, _TO, _TO),
+    "distca_read_plan": (ctypes.c_int, _TEXT, _INT64, _TO, _TO),
+    "distca_plan_json": (ctypes.c_int, _PLAN, _TO),
+    "distca_plan_tokens": (ctypes.c_int, _PLAN, _TO),
+    "distca_free_plan": (None, _PLAN),
+    "distca_free_text": (None, ctypes.c_void_p),
+})
+
+
+class PlanError(ValueError):
+    """What was asked for cannot be planned. The message is one line: what is wrong, and what would be right."""
 
 
 class Shape(NamedTuple):
@@ -123,10 +140,10 @@ class BatchPlan:
     def __init__(self, function: str, text: bytes):
         self._plan = ctypes.c_void_p()  # in the library's memory
         self._tokens: list[list[Range]] | None = None
-        summary = call(function, text, len(text), ctypes.byref(self._plan))
+        summary = _call(function, text, len(text), ctypes.byref(self._plan))
         vars(self).update(json.loads(summary))
 
-    def __del__(self, free=LIBRARY.distca_free_plan):  # bound here: at the end of the process, globals are gone
+    def __del__(self, free=_LIBRARY.distca_free_plan):  # bound here: at the end of the process, globals are gone
         free(self._plan)
 
     @staticmethod
@@ -138,7 +155,7 @@ class BatchPlan:
     def tokens(self) -> list[list[Range]]:
         """[num_ranks] The tokens that each rank holds, in the order in which they lie in the rank's tensors."""
         if self._tokens is None:
-            tokens = json.loads(call("distca_plan_tokens", self._plan))
+            tokens = json.loads(_call("distca_plan_tokens", self._plan))
             self._tokens = [list(map(Range, of_rank[::2], of_rank[1::2])) for of_rank in tokens]
         return self._tokens
 
@@ -148,13 +165,24 @@ class BatchPlan:
 
     def json(self) -> str:
         """The plan as canonical JSON (docs/plan_format.md of the project), to be handed to another process."""
-        return call("distca_plan_json", self._plan)
+        return _call("distca_plan_json", self._plan)
 
     def __repr__(self) -> str:
         return f"BatchPlan(num_ranks={self.num_ranks}, max_over_mean={self.max_over_mean:.3f}, hash={self.hash!r})"
 
     def __reduce__(self):
         return BatchPlan.from_json, (self.json(),)
+
+
+def _call(function, *arguments):
+    """The text that the function answers. Raises PlanError, or RuntimeError where the caller is not at fault."""
+    answer = ctypes.c_void_p()
+    code = getattr(_LIBRARY, function)(*arguments, ctypes.byref(answer))
+    text = ctypes.string_at(answer).decode(errors="replace") if answer else ""
+    _LIBRARY.distca_free_text(answer)
+    if code:
+        raise (PlanError if code == 2 else RuntimeError)(text or "distca: error: out of memory")
+    return text
 
 
 def _window_left(window_size) -> int:
