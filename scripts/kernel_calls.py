@@ -97,20 +97,18 @@ class Caller:
                                  step, (launch.keys, self.key_tile, heads))
         return sum(-(-length // tile) for length in lengths) * of
 
-    def tensor(self, name, *sizes, dtype=None):
+    def tensor(self, name, *sizes, dtype=None, gap=0):
         self.count += 1
         # Lists lie one behind the other, so at any multiple of 4.
-        return Tensor(name, sizes, dtype or self.dtype, ((0x70_0000 + 0x100 * self.count) << 24) + 4 * (dtype == "int32"))
+        address = ((0x70_0000 + 0x100 * self.count) << 24) + 4 * (dtype == "int32")
+        return Tensor(name, sizes, dtype or self.dtype, address, gap=gap)
 
-    def rows_among_others(self, name, rows, heads):
-        """Rows where they lie, maybe among other rows: those that are read, and O where it belongs."""
-        return dataclasses.replace(self.tensor(name, rows, heads, self.head_dim), gap=64)
-
+    # Rows where they lie, maybe among other rows: those that are read, and O where it belongs.
     def queries(self, name):
-        return self.rows_among_others(name, self.rows, self.heads)
+        return self.tensor(name, self.rows, self.heads, self.head_dim, gap=64)
 
     def keys(self, name):
-        return self.rows_among_others(name, self.key_rows, self.launch.key_heads)
+        return self.tensor(name, self.key_rows, self.launch.key_heads, self.head_dim, gap=64)
 
     def numbers(self, name, *sizes):
         return self.tensor(name, *sizes, dtype="float32")

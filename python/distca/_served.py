@@ -190,7 +190,6 @@ class Served:
     is_shared: bool  # all ranks compute together
     layer: int  # -1: none
     linear_work: int
-    kernel: str
 
 
 def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work,
@@ -212,10 +211,12 @@ def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_s
             raise ValueError(_UNNAMED)
     elif not torch.is_grad_enabled():
         refuse_reentrant_checkpoint()
-    return Served(window_left, scale, trains, is_shared, number, _whole("linear_work", linear_work), _kernel(kernel, q, k, v))
+    work = _whole("linear_work", linear_work)
+    _check_kernel(kernel, q, k, v)
+    return Served(window_left, scale, trains, is_shared, number, work)
 
 
-def _kernel(kernel, q, k, v):
+def _check_kernel(kernel, q, k, v):
     refuse(
         (kernel not in KERNELS, f"kernel = {kernel!r}: one of {', '.join(KERNELS)}"),
         (kernel in ("cpu", "reference") and q.is_cuda, f"kernel = {kernel!r} computes on the CPU, and q is on {q.device}"),
@@ -225,7 +226,6 @@ def _kernel(kernel, q, k, v):
     )
     if kernel == "fa4" and (reason := why_not(q, k, v)):
         raise ValueError(reason)
-    return kernel
 
 
 def refuse_extras(dropout_p=0.0, softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
