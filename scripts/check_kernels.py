@@ -33,9 +33,7 @@ import tempfile
 import kernel_images
 from kernel_calls import LAUNCHES, Caller, wrong
 from kernel_standin import Fault, Standin
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "python/distca"))
-from _kernels import SIGNATURES, signature  # noqa: E402
+from _kernels import SIGNATURES, signature  # whose folder kernel_calls knows
 
 MANIFEST = "manifest.json"
 SOURCE = pathlib.Path(__file__).with_name("check_kernels_cudart.c")
