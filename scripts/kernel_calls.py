@@ -4,6 +4,7 @@ launches whose tensors exist by address alone. They are made through the C inter
 
 import ctypes
 import dataclasses
+import math
 import pathlib
 import sys
 
@@ -50,11 +51,7 @@ class Tensor:
     gap: int = 0  # numbers between rows
 
     def strides(self):
-        strides, next_one = [], 1
-        for size in reversed(self.sizes):
-            strides.insert(0, next_one)
-            next_one *= max(size, 1)
-        return [stride + (self.gap if i == 0 else 0) for i, stride in enumerate(strides)]
+        return [math.prod(max(size, 1) for size in self.sizes[i + 1:]) + self.gap * (i == 0) for i in range(len(self.sizes))]
 
 
 @dataclasses.dataclass(frozen=True)
