@@ -22,6 +22,7 @@ import argparse
 import hashlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import pathlib
 import re
@@ -29,6 +30,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import kernel_images
 from kernel_calls import LAUNCHES, Caller, wrong
@@ -164,16 +167,13 @@ def check_object(library, path, manifest, masks_and_steps):
             "refused": len(cut), "cut": sum(cut), "asked": sorted(standin.asked)}
 
 
-def check_apart(library, path):
+def check_apart(library, path, *more):
     """check_object in a process of its own, which an object may end."""
-    done = subprocess.run([sys.executable, __file__, "--object", path.name, "--library", library, path.parent],
-                          capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return json.loads(done.stdout)
-    said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-    if done.returncode == 1 and said.startswith("FAULT "):
-        raise Fault(said.removeprefix("FAULT "))
-    raise Fault(f"{path.name} ends its process with {done.returncode}: {said}")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        try:
+            return pool.submit(check_object, library, path, *more).result()
+        except BrokenProcessPool:
+            raise Fault(f"{path.name} ends its process") from None
 
 
 def print_table(rows):
@@ -190,7 +190,7 @@ def check(folder):
     paths = [folder / name for name in sorted(by_file)]
     with tempfile.TemporaryDirectory() as scratch:
         library, symbols = compile_standin(scratch, paths, manifest["cuda"])
-        rows = [check_apart(library, path) for path in paths]
+        rows = [check_apart(library, path, manifest, by_file[path.name]) for path in paths]
     print_table(rows)
     asked = sorted({name for row in rows for name in row["asked"]})
     print(f"of CUDA they need {symbols} symbols and use {', '.join(asked)}")
@@ -204,19 +204,8 @@ def check(folder):
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
-    options.add_argument("--object", help=argparse.SUPPRESS)  # this one alone, for check_apart
-    options.add_argument("--library", help=argparse.SUPPRESS)
-    asked = options.parse_args()
-    if asked.object:
-        manifest = read_manifest(asked.folder)
-        try:
-            row = check_object(asked.library, asked.folder / asked.object, manifest, uses(manifest)[asked.object])
-        except (Fault, kernel_images.NotAnImage) as fault:
-            sys.exit(f"FAULT {fault}")
-        print(json.dumps(row))
-        return
     try:
-        check(asked.folder)
+        check(options.parse_args().folder)
     except BadInput as fault:
         sys.exit(print(f"check_kernels: error: {fault}", file=sys.stderr) or 2)
     except (Fault, kernel_images.NotAnImage) as fault:
