@@ -10,12 +10,11 @@ from itertools import accumulate, count, pairwise
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from distca._group import name_of, note_given, resolved
+from distca._group import name_of, note_given
 from distca._nano_batches import Part, deal, find_documents
 from distca._ops import ops
-from distca.pieces import cut, position_ids
+from distca.pieces import cut, position_ids, rank_of
 from distca.plan import plan_batch
 
 IGNORED = -100  # a target that is none
@@ -174,8 +173,7 @@ class Dealer:
         self.gives_labels = False  # besides shift_labels: all -100, so that a model computes its loss
         self.samples = None  # [batches of this rank's loader] how many samples each has, where that is known
         self.under_way = None  # the step that was yielded last, while a loop runs
-        of = resolved(group)
-        self.rank, self.ranks = (dist.get_rank(of), dist.get_world_size(of)) if of is not None else (0, 1)
+        self.rank, self.ranks = rank_of(group)
         self.at_once = self.ranks if at_once is None else at_once
         if not isinstance(self.at_once, int) or self.at_once < 1 or self.ranks % self.at_once:
             raise ValueError(f"at_once = {at_once!r}: how many of {self.ranks} ranks' batches make a step, a divisor of it")

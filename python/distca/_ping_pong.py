@@ -62,8 +62,7 @@ class _ThreadState:
     def swap(self):
         """Exchanges the thread's state and this one."""
         flags, self._flags = self._flags, self._flags_now()
-        for name, value in flags.items():
-            setattr(_python_dispatch, name, value)
+        vars(_python_dispatch).update(flags)
         if _FLAGS[-1] in flags:
             _python_dispatch.set_is_in_mode_without_ignore_compile_internals(flags[_FLAGS[-1]])
         _LIBRARY.distca_thread_state_swap(self._state)

@@ -107,8 +107,7 @@ class Events:
 
 
 def say(**words):
-    sys.stdout.write(json.dumps(words) + "\n")
-    sys.stdout.flush()
+    print(json.dumps(words), flush=True)
 
 
 def main(folder, run):
