@@ -21,7 +21,6 @@ only cuobjdump can count (of CUDA, or of the package triton; "-" without it). Ex
 import argparse
 import hashlib
 import importlib.util
-import json
 import multiprocessing
 import os
 import pathlib
@@ -36,7 +35,7 @@ from concurrent.futures.process import BrokenProcessPool
 import kernel_images
 from kernel_calls import LAUNCHES, Caller, wrong
 from kernel_standin import Fault, Standin
-from _kernels import SIGNATURES, signature  # whose folder kernel_calls knows
+from _kernels import FORMAT, SIGNATURES, VERSION, manifest_of, signature  # whose folder kernel_calls knows
 
 MANIFEST = "manifest.json"
 SOURCE = pathlib.Path(__file__).with_name("check_kernels_cudart.c")
@@ -51,13 +50,11 @@ class BadInput(Exception):
 def read_manifest(folder):
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
+        manifest = manifest_of(folder)
     except OSError:
         raise BadInput(f"{path} cannot be read: FOLDER is one that distca kernels build has made") from None
-    except ValueError as fault:
-        raise BadInput(f"{path} is no JSON: {fault}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != "distca-kernels" or manifest.get("version") != 1:
-        raise BadInput(f"{path} is not of the format distca-kernels, version 1")
+    if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
+        raise BadInput(f"{path} is damaged, or not of the format {FORMAT}, version {VERSION}")
     lacking = {"arch", "cuda", "dtype", "head_dim", "heads_of_a_key_head", "masks", "sha256"} - set(manifest)
     if lacking:
         raise BadInput(f"{path} lacks {', '.join(sorted(lacking))}")

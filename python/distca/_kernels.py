@@ -82,13 +82,10 @@ class BadInput(Exception):
 
 
 def versions():
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            raise BadInput(f"kernels of FlashAttention 4 need the package {name}: {INSTALL}") from None
-    return found
+    try:
+        return {name: importlib.metadata.version(name) for name in PACKAGES}
+    except importlib.metadata.PackageNotFoundError as fault:
+        raise BadInput(f"kernels of FlashAttention 4 need the package {fault.name}: {INSTALL}") from None
 
 
 def c_compiler():
