@@ -85,7 +85,8 @@ def compile_standin(folder, objects, cuda):
     if shutil.which(compiler) is None:
         raise BadInput(f"{compiler} is not found: a C compiler makes the stand-in; CC may name it")
     own = set(re.findall(r"^[\w ]+?\*?\s?\*?(cuda\w+)\(", SOURCE.read_text(), re.MULTILINE))
-    needed = {name for path in objects for name in kernel_images.needed_symbols(path.read_bytes(), ("cuda", "cu"))}
+    needed = {name for path in objects for name, is_undefined in kernel_images.Elf(path.read_bytes()).symbols(".dynsym")
+              if is_undefined and name.startswith("cu")}
     made = pathlib.Path(folder) / f"libcudart.so.{cuda}"
     others = " ".join(f"OTHER({name})" for name in sorted(needed - own))
     done = subprocess.run([compiler, "-std=c11", "-shared", "-fPIC", "-Wall", "-Wextra", f"-DREST={others}",

@@ -64,12 +64,6 @@ def text(strings, at):
     return strings[at:strings.index(b"\0", at)].decode()
 
 
-def needed_symbols(data, prefixes):
-    """Symbols with such a prefix that a shared object wants of others."""
-    symbols = Elf(data).symbols(".dynsym")
-    return [name for name, is_undefined in symbols if is_undefined and name.startswith(prefixes)]
-
-
 def image_bytes(head):
     """The size of an image that begins with these 64 bytes: an ELF, or a fat binary."""
     if head[:4] == FAT:

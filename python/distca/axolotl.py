@@ -99,16 +99,12 @@ class Plugin(BasePlugin):
         settings = _settings(cfg)
         if settings.shard:
             distca.transformers.shard(trainer, at_once=settings.at_once)
-        LOG.info(_line_of(settings, cfg.world_size))
+        ranks = cfg.world_size
+        of_ranks = f"{ranks} rank{'s' if ranks > 1 else ''}"
+        dealt = f"a step deals the tokens of {settings.at_once or ranks} of the ranks' batches over all of them"
+        LOG.info(f"distca: attention is balanced over {of_ranks}, nano_batches = {settings.nano_batches}; "
+                 f"{dealt if settings.shard else 'each rank keeps its documents'}")
 
 
 def _settings(cfg) -> Settings:
     return Settings(**(cfg.distca or {}))
-
-
-def _line_of(settings, ranks):
-    """The line that Axolotl prints of what was done."""
-    of_ranks = f"{ranks} rank{'s' if ranks > 1 else ''}"
-    dealt = f"a step deals the tokens of {settings.at_once or ranks} of the ranks' batches over all of them"
-    return (f"distca: attention is balanced over {of_ranks}, nano_batches = {settings.nano_batches}; "
-            f"{dealt if settings.shard else 'each rank keeps its documents'}")
