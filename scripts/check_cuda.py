@@ -132,8 +132,7 @@ def main():
     unknown = [source for source in sources if source not in known]
     if unknown:
         fail(f"in no CMakeLists.txt: {', '.join(unknown)}")
-    if sum(check(version, here, known, sources, asked.jobs) for version in asked.torch or TORCH):
-        sys.exit(1)
+    sys.exit(sum(check(version, here, known, sources, asked.jobs) for version in asked.torch or TORCH) > 0)
 
 
 main()

@@ -353,7 +353,7 @@ class CoreAttention(MegatronModule):
              f"{cp} ranks"),
             (group is not None and self.context is None and group.size() > 1,
              "packed_seq_params.cp_group has several ranks, and context_parallel_size = 1: as many"),
-            (group is not None and self.context is not None and not self.context.is_of(group),
+            (group is not None and self.context is not None and tuple(dist.get_process_group_ranks(group)) != self.context.ranks,
              "packed_seq_params.cp_group is another group than that of the layer: None, or that one"),
         )
 
