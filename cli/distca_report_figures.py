@@ -1,6 +1,7 @@
 """Figures of `distca report` that are drawn from metrics of runs and from predictions."""
 
 from collections import namedtuple
+from itertools import pairwise
 from statistics import median
 
 from distca_report_input import LEAST
@@ -171,11 +172,9 @@ def memory_over_time(prediction):
                "An operation holds the most that it ever takes from its begin to its end.", *left_out,
                *(f"{stage.name}: {peaks[stage.name]:,.0f} bytes after {number_text(stage.peak_ms)} ms, in "
                  f"{stage.operation}." for stage in stages)]
-    rows = []
-    for index in range(TIMES):
-        begin, until = (end * at / TIMES for at in (index, index + 1))
-        rows.append([f"{number_text(begin)} to {number_text(until)}",
-                     *(shown_bytes(most_held(stage.points, begin, until)) for stage in stages)])
+    rows = [[f"{number_text(begin)} to {number_text(until)}",
+             *(shown_bytes(most_held(stage.points, begin, until)) for stage in stages)]
+            for begin, until in pairwise(end * at / TIMES for at in range(TIMES + 1))]
     return Figure(heading, line_chart(series, "ms", unit, heading), [prediction.source()], assumes,
                   (["most held, ms", *(stage.name for stage in stages)], rows))
 

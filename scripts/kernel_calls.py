@@ -115,11 +115,9 @@ class Caller:
 
     def blocks(self, step, launch):
         """At least so many blocks of the grid have work, except in forward, whose tile is the kernel's own."""
-        heads = launch.key_heads * self.group
-        lengths, tile, of = {"behind_backward_q": (launch.queries, self.query_tile, heads),
-                             "behind_backward_kv": (launch.keys, self.key_tile, launch.key_heads)}.get(
-                                 step, (launch.keys, self.key_tile, heads))
-        return sum(-(-length // tile) for length in lengths) * of
+        lengths, tile = (launch.queries, self.query_tile) if step == "behind_backward_q" else (launch.keys, self.key_tile)
+        heads = launch.key_heads * (1 if step == "behind_backward_kv" else self.group)
+        return sum(-(-length // tile) for length in lengths) * heads
 
 
 def packed(arguments):

@@ -247,10 +247,6 @@ class Dealer:
         batch[DEALT] = dealt
         return batch
 
-    def items(self, targets):
-        """What the sum of a rank's losses is divided by."""
-        return max(targets, 1) / (self.ranks if self.gradients == "mean" else 1)
-
     def each(self, loader):
         """The batches of this rank. Raises RuntimeError where one rank's loader ends before another's."""
         for columns, said in self._told_of(loader):

@@ -17,7 +17,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import importlib
 import importlib.metadata
 import importlib.util
 import json

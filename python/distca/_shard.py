@@ -189,7 +189,8 @@ class Steps:
     def _counted(self, batches):
         """The batches with the number of targets of each group that is accumulated. The last group may have fewer."""
         while group := [*islice(batches, self.accumulate)]:
-            items = self.dealer.items(sum(batch[DEALT].targets for batch in group))
+            targets = max(sum(batch[DEALT].targets for batch in group), 1)
+            items = targets / (self.dealer.ranks if self.dealer.gradients == "mean" else 1)
             for batch in group:
                 yield {**batch, "num_items_in_batch": items}
 
