@@ -20,7 +20,6 @@ from distca.plan import plan_batch
 IGNORED = -100  # a target that is none
 DEALT = "distca_dealt"  # the item of a step that says what lies where: an object, as tensors may be copied on their way
 _OF_BATCH = ("attention_mask", "labels", "num_items_in_batch", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-_GRADIENTS = ("mean", "sum")
 _END = object()  # in place of a batch where a loader has no more
 _SAME_BATCH = ("ranks {} and {} gave the same tokens: divide the loader among the ranks before it is dealt "
                "(accelerator.prepare(loader), DistributedSampler)")
@@ -177,7 +176,7 @@ class Dealer:
         self.at_once = self.ranks if at_once is None else at_once
         if not isinstance(self.at_once, int) or self.at_once < 1 or self.ranks % self.at_once:
             raise ValueError(f"at_once = {at_once!r}: how many of {self.ranks} ranks' batches make a step, a divisor of it")
-        if gradients not in _GRADIENTS:
+        if gradients not in ("mean", "sum"):
             raise ValueError(f"gradients = {gradients!r}: 'mean' or 'sum'")
 
     def told(self, batch, batches, error) -> tuple[dict, list]:

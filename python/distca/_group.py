@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from distca._ops import ops
 
-_BACKENDS = (None, "gloo", "nccl")
 _MOST_SECONDS = 10**9
 _GLOO_KEYS = "distca/distca/gloo"  # in the store: where the last rank that ends deletes them (heartbeat.cc)
 
@@ -88,7 +87,7 @@ def init(group=None, *, backend: str | None = None, timeout_s: float = 600.0, st
         return
     if group in _names:
         raise ValueError("the group is open: call distca.init before the first attention, and once")
-    if backend not in _BACKENDS:
+    if backend not in (None, "gloo", "nccl"):
         raise ValueError(f"backend = {backend!r}: None, 'gloo' or 'nccl'")
     if not all(0 < seconds < _MOST_SECONDS for seconds in (timeout_s, startup_timeout_s)):
         raise ValueError(f"timeout_s = {timeout_s}, startup_timeout_s = {startup_timeout_s}: seconds, above 0 and below "
