@@ -4,7 +4,9 @@ import math
 import re
 from collections import Counter, defaultdict
 
-from distca_trace_sums import LAUNCH, sum_of
+from distca_trace_sums import LAUNCH
+
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def shown_ms(value):
@@ -12,17 +14,15 @@ def shown_ms(value):
 
 
 def shown_bytes(count):
-    if count < 1024:
-        return f"{count} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
-        count /= 1024
-        if count < 1023.95:  # else it would be printed as 1024.0
-            break
-    return f"{count:.1f} {unit}"
+    at = 0
+    while count >= 1023.95 and at < len(BYTE_UNITS) - 1:  # else it would be printed as 1024.0
+        count, at = count / 1024, at + 1
+    return f"{count:.{min(at, 1)}f} {BYTE_UNITS[at]}"
 
 
 def steps_of(numbers):
-    return f"steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"step {numbers[0]}"
+    first, last = numbers[0], numbers[-1]
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def table(header, rows):
@@ -39,7 +39,7 @@ class Report:
 
     def __init__(self, analysis):
         self.sums, self.num_steps = analysis, len(analysis.numbers)
-        self.all = sum_of(analysis.totals)
+        self.all = sum(analysis.totals, Counter())
         self.pipelined, self.divided = analysis.num_stages > 1, analysis.num_tensor > 1
 
     def per_step(self, ns, ranks=1):
@@ -113,7 +113,7 @@ class Report:
             return ""
         rows, idle = [], ["idle", *self.sums.idle[:-2]]
         for number, ranks in zip(self.sums.numbers, zip(*self.sums.steps)):
-            step = sum_of(ranks)
+            step = sum(ranks, Counter())
             rows.append([str(number), *(shown_ms(step[key] * 1e-6 / len(ranks)) for key in ("step", "compute", *idle))])
         return f"\nMean of the ranks\n{table(('step', 'ms', 'mean compute', *idle), rows)}"
 

@@ -27,21 +27,17 @@ def defined(nm, path, *options):
     return [line.split(maxsplit=2)[1:] for line in lines if line]
 
 
-def main():
-    nm, *objects = sys.argv[1:]
-    engines = [path for path in objects if pathlib.Path(path).name.startswith("engine_")]
-    faults = [] if engines else ["no object called engine_* among those named: nothing was checked"]
-    for path in engines:
-        symbols = defined(nm, path, "--extern-only", "--demangle")
-        name = pathlib.Path(path).name
-        if not any(ENGINE.fullmatch(symbol) for _, symbol in symbols):
-            faults.append(f"{name}: defines no distca::kernels::k...Engines")
-        faults += [f"{name}: defines {symbol} (nm type {kind}), which the linker may use everywhere: put it into an "
-                   f"anonymous namespace, or do not call it there"
-                   for kind, symbol in symbols if not ENGINE.fullmatch(symbol) and not DATA.match(symbol)]
-        faults += [f"{name}: {symbol} runs when the program starts: make the variables constinit"
-                   for _, symbol in defined(nm, path) if symbol.startswith("_GLOBAL__sub_I")]
-    report(faults)
-
-
-main()
+nm, *objects = sys.argv[1:]
+engines = [path for path in objects if pathlib.Path(path).name.startswith("engine_")]
+faults = [] if engines else ["no object called engine_* among those named: nothing was checked"]
+for path in engines:
+    symbols = defined(nm, path, "--extern-only", "--demangle")
+    name = pathlib.Path(path).name
+    if not any(ENGINE.fullmatch(symbol) for _, symbol in symbols):
+        faults.append(f"{name}: defines no distca::kernels::k...Engines")
+    faults += [f"{name}: defines {symbol} (nm type {kind}), which the linker may use everywhere: put it into an "
+               f"anonymous namespace, or do not call it there"
+               for kind, symbol in symbols if not ENGINE.fullmatch(symbol) and not DATA.match(symbol)]
+    faults += [f"{name}: {symbol} runs when the program starts: make the variables constinit"
+               for _, symbol in defined(nm, path) if symbol.startswith("_GLOBAL__sub_I")]
+report(faults)
