@@ -22,9 +22,9 @@ int64_t weight_of(const std::string& text, const std::string& word) {
                   "data.prefix = \"{}\": \"{}\" stands where a weight is expected; several data "
                   "sets are WEIGHT PREFIX WEIGHT PREFIX, such as \"0.7 data/a 0.3 data/b\"",
                   text, word);
-  DISTCA_THROW_IF(!(weight >= 1 / kUnits && weight <= kUnits), ErrorKind::kConfig,
+  DISTCA_THROW_IF(!(*weight >= 1 / kUnits && *weight <= kUnits), ErrorKind::kConfig,
                   "data.prefix = \"{}\": weight {}: expected 1e-9 to 1e9", text, word);
-  return std::llround(weight * kUnits);
+  return std::llround(*weight * kUnits);
 }
 
 bool is_there(const std::string& prefix) {
