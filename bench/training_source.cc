@@ -61,8 +61,7 @@ BatchSource long_tailed_source(const std::filesystem::path& folder, const BatchS
   for (size_t i = 0; i < nano_batches.size(); ++i) {
     std::vector<int64_t>& lengths =
         source.batches[i / static_cast<size_t>(shape.nano_batches)].emplace_back();
-    for (const Document& document : nano_batches[i].documents)
-      lengths.push_back(document.length);
+    for (const Document& document : nano_batches[i].documents) lengths.push_back(document.length);
   }
   return source;
 }

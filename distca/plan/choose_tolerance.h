@@ -20,7 +20,7 @@ namespace distca {
 
 /// The figures of one plan that was tried.
 struct WeighedPlan {
-  PlanOptions options;  // the scheduler is the one asked for, or local (do nothing)
+  PlanOptions options;        // the scheduler is the one asked for, or local (do nothing)
   double max_over_share = 1;  // the busiest server's load over its share
   LayerTime time;
 };

@@ -79,9 +79,9 @@ struct Result {
 };
 
 /// Its place in the order of summation.
-auto merge_order(const Result& result) {
+constexpr auto merge_order = [](const Result& result) {
   return std::tie(result.part.arrived, result.first_key, result.part.index);
-}
+};
 
 /// Results of a buffer of which each overlaps another, sorted by first row: cuts their rows where
 /// the set of results changes.

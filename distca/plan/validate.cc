@@ -10,7 +10,7 @@ namespace distca {
 namespace {
 
 std::string describe(const Range& range) { return fmt::format("[{}, {})", range.begin, range.end); }
-int64_t held_from(const Held& segment) { return segment.tokens.begin; }
+constexpr auto held_from = [](const Held& segment) { return segment.tokens.begin; };
 
 class Validator : Violations {
  public:

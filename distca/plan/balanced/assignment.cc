@@ -5,13 +5,6 @@
 #include <tuple>
 
 namespace distca {
-namespace {
-
-auto order(const Shard& shard) {
-  return std::tuple(shard.document, shard.q.begin, shard.kv.begin, shard.q.end);
-}
-
-}  // namespace
 
 Assignment::Assignment(const PlanRequest& request, const Layout& layout)
     : cluster_(request.cluster),
@@ -221,6 +214,9 @@ void Assignment::insert(int server, const Shard& shard) {
     }
   }
   now_.load[server] += merged.load;
+  const auto order = [](const Shard& of) {
+    return std::tuple(of.document, of.q.begin, of.kv.begin, of.q.end);
+  };
   all.insert(std::ranges::lower_bound(all, order(merged), {}, order), merged);
 }
 

@@ -9,7 +9,6 @@
 #include "distca/plan/balanced/layout_fill.h"
 #include "distca/plan/balanced/layout_price.h"
 #include "distca/plan/balanced/layout_spread.h"
-#include "distca/plan/baselines/baselines.h"
 #include "distca/plan/bounds.h"
 #include "distca/plan/layout_sequential.h"
 
@@ -18,7 +17,7 @@ namespace {
 
 constexpr size_t kLargeSize = 8192;  // documents + workers
 constexpr size_t kFewChoices = 3;
-constexpr size_t kHugeSize = 16'384;     // from there on one
+constexpr size_t kHugeSize = 16'384;  // from there on one
 
 /// In the order of documents and positions; touching segments become one.
 void tidy(std::vector<Segment>& worker) {
@@ -111,7 +110,8 @@ std::vector<FillChoice> choices_for(const PlanRequest& request) {
 /// Longest first, to one worker after another and back again; sequential where tokens differ.
 Layout dealt_layout(const PlanRequest& request) {
   PlanRequest dealt = request;
-  const std::vector<Document> by_length = longest_first(request.nano_batch);
+  std::vector<Document> by_length = request.nano_batch.documents;
+  std::ranges::stable_sort(by_length, std::ranges::greater(), &Document::length);
   dealt.nano_batch.documents.clear();
   const auto num_workers = static_cast<size_t>(request.cluster.num_workers);
   for (size_t worker = 0; worker < num_workers; ++worker) {

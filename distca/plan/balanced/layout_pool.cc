@@ -23,8 +23,8 @@ size_t RemainderPool::follow(std::vector<size_t>& links, size_t index) {
 RemainderPool::Spot RemainderPool::above(int64_t length) const {
   const DocumentRemainder document{0, {0, length}};
   const auto before = [&](const std::vector<DocumentRemainder>& remainders) {
-    return static_cast<size_t>(
-        std::ranges::lower_bound(remainders, document, LowerLoadPerToken()) - remainders.begin());
+    return static_cast<size_t>(std::ranges::lower_bound(remainders, document, LowerLoadPerToken()) -
+                               remainders.begin());
   };
   return {before(whole_), before(parts_)};
 }

@@ -5,9 +5,9 @@
 
 #include "distca/base/statistics.h"
 #include "distca/plan/baselines/baselines.h"
+#include "distca/plan/plan_batch_input.h"
 #include "distca/plan/plan_summary.h"
 #include "distca/plan/plan_testing.h"
-#include "distca/plan/plan_batch_input.h"
 #include "distca/plan/sample_workloads.h"
 #include "distca/plan/validate.h"
 

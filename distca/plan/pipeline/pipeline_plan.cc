@@ -257,8 +257,7 @@ struct Asked {
 
 Asked asked_of(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
                const OtherWork& other_work) {
-  Asked asked{.nano_batches = {nano_batches.begin(), nano_batches.end()},
-              .other_work = other_work};
+  Asked asked{.nano_batches = {nano_batches.begin(), nano_batches.end()}, .other_work = other_work};
   if (is_weighed(request, nano_batches, other_work)) {
     asked.pass = pass;  // the pass decides what travels
     for (const auto& of_slot : {other_work.weights, other_work.partner_weights})
