@@ -68,8 +68,8 @@ struct StreamSet {
 class BatchStream {
  public:
   /// Streams all documents of a data set, which are given by their lengths in tokens. Documents of
-  /// length 0 are skipped. Throws Error(kData) if there is no token at all. Options out of range are
-  /// a CHECK: load_config() refuses them.
+  /// length 0 are skipped. Throws Error(kData) if there is no token at all. Options out of range
+  /// are a CHECK: load_config() refuses them.
   BatchStream(std::vector<int64_t> document_lengths, BatchOptions options);
   /// Streams only the documents listed, for example one side of a split. `documents` holds indices
   /// into document_lengths, each at most once. `sets` ascend from document 0; one of which no token

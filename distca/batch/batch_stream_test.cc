@@ -69,7 +69,8 @@ TEST_P(BatchStreamTest, every_pair_of_an_epoch_is_a_target_exactly_once) {
     }
   }
   EXPECT_EQ(tokens, stream.epoch_tokens());
-  const auto documents = std::ranges::count_if(lengths(), [](int64_t length) { return length > 0; });
+  const auto documents =
+      std::ranges::count_if(lengths(), [](int64_t length) { return length > 0; });
   EXPECT_EQ(std::ssize(seen), stream.epoch_tokens() - documents) << "the last token has no next";
   for (const auto& [pair, count] : seen) {
     EXPECT_EQ(count, 1) << "document " << pair.first << " position " << pair.second;
