@@ -76,7 +76,8 @@ class Monitor {
   /// Returns when the run has ended.
   void follow() {
     bool is_written = run_.is_written();
-    if (news_.lines.empty() && is_written) progress_.await("the first step");
+    if (news_.lines.empty() && is_written)
+      standard_output().progress_after(kSignOfLifeSeconds, "the first step is under way");
     while (true) {
       show_news();
       if (news_.lines.empty()) {
@@ -87,9 +88,9 @@ class Monitor {
       news_ = run_.read();
     }
     if (!last_) {
-      progress_.end("the run ended before its first step");
+      standard_output().important("the run ended before its first step");
     } else if (last_->step < last_->total_steps) {
-      progress_.end(
+      standard_output().important(
           fmt::format("the run ended after step {} of {}", last_->step, last_->total_steps));
     }
     finish_output();

@@ -66,6 +66,9 @@ class TimeLeft {
   double first_step_end_s_ = 0;
 };
 
+/// Seconds without anything shown after which it is said what is under way.
+inline constexpr double kSignOfLifeSeconds = 3;
+
 /// The progress of one run on a console.
 class Progress {
  public:

@@ -16,8 +16,6 @@ SafetensorsMetadata metadata(int64_t steps) {
   return {{kProducerKey, kProducer}, {"steps", std::to_string(steps)}};
 }
 
-constexpr double kSignOfLifeSeconds = 3;  // after which the first step is named
-
 }  // namespace
 
 RunOutput::RunOutput(const Config& config, RunState& state, FilesByName beside,
