@@ -79,7 +79,7 @@ struct Result {
 };
 
 /// Its place in the order of summation.
-constexpr auto merge_order = [](const Result& result) {
+constexpr auto kMergeOrder = [](const Result& result) {
   return std::tie(result.part.arrived, result.first_key, result.part.index);
 };
 
@@ -99,7 +99,7 @@ void merge_overlapping(std::span<const Result> results, std::vector<RowMerge>& m
     const Range rows{cuts[i], cuts[i + 1]};
     std::erase_if(active, [&rows](const Result& result) { return result.rows.end <= rows.begin; });
     for (; next != results.end() && next->rows.begin == rows.begin; ++next) {
-      active.insert(std::ranges::upper_bound(active, merge_order(*next), {}, merge_order), *next);
+      active.insert(std::ranges::upper_bound(active, kMergeOrder(*next), {}, kMergeOrder), *next);
     }
     if (active.size() == 1 && active[0].part.arrived) continue;  // comes home as it is
     RowMerge& merge = merges.emplace_back();
@@ -150,7 +150,7 @@ void add_merges(const Plan& plan, RankExchange& rank) {
   }
 }
 
-constexpr auto first_token = [](const auto& read) { return read.tokens.begin; };
+constexpr auto kFirstToken = [](const auto& read) { return read.tokens.begin; };
 
 }  // namespace
 
@@ -190,7 +190,7 @@ PlanIndex::PlanIndex(const Plan& plan)
     }
   }
   for (Reads& reads : reads_) {
-    std::ranges::sort(reads.q, {}, first_token);
+    std::ranges::sort(reads.q, {}, kFirstToken);
     std::ranges::sort(reads.keys, {}, &Read::tokens);
     reads.reach.resize(reads.keys.size());
     reads.fill_reach(0, reads.keys.size());
@@ -240,7 +240,7 @@ std::vector<PeerTransfer> PlanIndex::sends(int rank) const {
           {read.server, key, {segment.document, part, row + part.begin - home.begin}});
     };
     const Reads& reads = reads_[segment.document];
-    auto read = std::ranges::lower_bound(reads.q, home.begin, {}, first_token);
+    auto read = std::ranges::lower_bound(reads.q, home.begin, {}, kFirstToken);
     for (; read != reads.q.end() && read->tokens.begin < home.end; ++read) send(*read, false);
     reads.for_each_keys(0, reads.keys.size(), home, [&](const Read& keys) { send(keys, true); });
     row += home.size();

@@ -10,7 +10,7 @@ namespace distca {
 namespace {
 
 std::string describe(const Range& range) { return fmt::format("[{}, {})", range.begin, range.end); }
-constexpr auto held_from = [](const Held& segment) { return segment.tokens.begin; };
+constexpr auto kHeldFrom = [](const Held& segment) { return segment.tokens.begin; };
 
 class Validator : Violations {
  public:
@@ -88,7 +88,7 @@ class Validator : Violations {
 
   void check_homes(size_t document) {
     const std::span<Held> held = held_[document];
-    std::ranges::sort(held, {}, held_from);
+    std::ranges::sort(held, {}, kHeldFrom);
     int64_t seen = 0;
     for (const Held& segment : held) {
       if (segment.tokens.begin > seen) {
@@ -172,7 +172,7 @@ class Validator : Violations {
 
   void check_segment(size_t index, const Task& task) {
     const std::span<const Held> held = held_[task.document];
-    const auto after = std::ranges::upper_bound(held, task.q.begin, {}, held_from);
+    const auto after = std::ranges::upper_bound(held, task.q.begin, {}, kHeldFrom);
     if (after == held.begin() || (after - 1)->tokens.end < task.q.end) {
       report("task {}: q {} of document {} does not lie in one segment", index, describe(task.q),
              task.document);
@@ -226,7 +226,7 @@ class Validator : Violations {
     const auto check = [&](const char* whose, int64_t index, const Range& range) {
       for (const int64_t cut : {range.begin, range.end}) {
         if (cut % 128 == 0 || cut == length(document)) continue;
-        const bool is_cut_by_layout = std::ranges::binary_search(held, cut, {}, held_from);
+        const bool is_cut_by_layout = std::ranges::binary_search(held, cut, {}, kHeldFrom);
         if (!options_.whole_blocks && is_cut_by_layout) continue;
         report("{} {}: document {} is cut at {}, neither a multiple of 128 nor its end {}", whose,
                index, document, cut, length(document));

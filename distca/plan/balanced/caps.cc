@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <ranges>
 #include <set>
 
 namespace distca {
@@ -80,7 +79,9 @@ class Repair {
     const Shard shard = state().shards(from)[index];
     const auto& knowing = mover_.knowing(shard.document);
     std::set<int> receivers(knowing.begin(), knowing.end());
-    for (const int server : mover_.by_room() | std::views::take(kLikely)) receivers.insert(server);
+    const auto& by_room = mover_.by_room();
+    receivers.insert(by_room.begin(),
+                     by_room.begin() + std::min<std::ptrdiff_t>(kLikely, std::ssize(by_room)));
     const int64_t middle = round_down((shard.q.begin + shard.q.end) / 2, kBlockTokens);
     for (const int to : receivers) {
       if (to == from) continue;
