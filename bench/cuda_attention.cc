@@ -140,13 +140,13 @@ class Problem {
   }
   /// Both return the bytes that were copied to and from the operator.
   int64_t forward() const {
-    if (cuda_device_ >= 0)
+    if (compiled_ || cuda_device_ >= 0)
       return cuda_forward(shape_, kType, kType, tensors_->list, cuda_device_, &forward_, flash4());
     aten_forward(shape_, kType, tensors_->list);
     return 0;
   }
   int64_t backward() const {
-    if (cuda_device_ >= 0)
+    if (compiled_ || cuda_device_ >= 0)
       return cuda_backward(shape_, kType, tensors_->list, cuda_device_, &backward_, flash4());
     aten_backward(shape_, kType, tensors_->list);
     return 0;

@@ -258,7 +258,7 @@ TEST(parity, every_kernel_and_number_of_threads_gives_the_same) {
                   .documents = kMixed,
                   .workers = 2,
                   .planner = "balanced",
-                  .options = {.kernel = kernel, .threads = threads}});
+                  .options = {.kernel = {.choice = kernel, .threads = threads}}});
     };
     const Outcome reference = with(KernelChoice::kReference, 1);
     const Outcome ours = with(KernelChoice::kCpu, 1);

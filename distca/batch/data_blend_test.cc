@@ -66,7 +66,7 @@ class DataBlendTest : public FolderTest {
   }
   static int32_t first_token(const DataBlend& data, int64_t document) {
     std::vector<int32_t> token(1);
-    data.read(document, 0, token, IndexedDataset::kAnyVocabulary);
+    EXPECT_FALSE(data.read(document, 0, token, IndexedDataset::kAnyVocabulary));
     return token[0];
   }
 };

@@ -5,7 +5,7 @@
 //
 //   const IndexedDataset data("data/stdlib");
 //   std::vector<int32_t> tokens(data.document_length(0));
-//   data.read(/*document=*/0, /*offset=*/0, tokens);
+//   if (const auto bad = data.read(/*document=*/0, /*offset=*/0, tokens)) refuse(*bad);
 //
 // Errors: Error(kData), in one line, for a file that is missing, cut or not in this format. The
 // index is checked in one pass when a data set is opened.
@@ -58,8 +58,9 @@ class IndexedDataset {
   static constexpr int64_t kAnyVocabulary = int64_t{1} << 31;  // ids are read into 32 bits
   /// Reads out.size() tokens of a document, beginning with token `offset`. These tokens must exist
   /// (CHECK). An id that is negative or >= vocab_size becomes kBadId. Returns the first such token.
-  std::optional<BadToken> read(int64_t document, int64_t offset, std::span<int32_t> out,
-                               int64_t vocab_size = kAnyVocabulary) const;
+  [[nodiscard]] std::optional<BadToken> read(int64_t document, int64_t offset,
+                                             std::span<int32_t> out,
+                                             int64_t vocab_size = kAnyVocabulary) const;
 
   /// The largest id of all tokens, which it reads; 0 of none.
   int64_t largest_id() const;

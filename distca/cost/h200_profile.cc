@@ -1,9 +1,6 @@
 // Core attention on an H200, from published figures (paper Fig. 5): for planning without the
 // machine at hand.
 
-#include <algorithm>
-#include <iterator>
-
 #include "distca/cost/attention_profile.h"
 
 namespace distca {
@@ -21,9 +18,12 @@ constexpr Rate kForwardRates[] = {{128, 285}, {256, 295}, {512, 305}, {1024, 307
 // FlashAttention 2 reaches elsewhere; the paper publishes none.
 constexpr int64_t kBackwardRatePercent = 80;
 
-/// The rate of the longest of kForwardRates that is no longer.
 int64_t forward_tflops(int64_t queries) {
-  return std::prev(std::ranges::upper_bound(kForwardRates, queries, {}, &Rate::queries))->tflops;
+  int64_t tflops = kForwardRates[0].tflops;
+  for (const Rate& rate : kForwardRates) {
+    if (rate.queries <= queries) tflops = rate.tflops;
+  }
+  return tflops;
 }
 
 }  // namespace
@@ -37,7 +37,8 @@ AttentionProfile h200_profile() {
     profile.q_tokens.push_back(tokens);
     profile.kv_tokens.push_back(tokens);
   }
-  const int64_t pair_flops = 2 * profile.shape.pair_products();
+  const AttentionShape& shape = profile.shape;
+  const int64_t pair_flops = 2 * shape.num_heads * (shape.head_dim_qk + shape.head_dim_v);
   for (const int64_t q : profile.q_tokens) {
     for (const int64_t kv : profile.kv_tokens) {
       // Tiles on the diagonal are computed whole.

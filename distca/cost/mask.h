@@ -26,7 +26,11 @@ struct Mask {
   /// with their keys are the difference of two triangles.
   bool sees_all_before() const { return kind == MaskKind::kCausal && window_left < 0; }
   /// The mask of a task of this kind, where this is the mask of the attention.
-  Mask of_task(MaskKind task) const { return {.kind = task, .window_left = window_left}; }
+  Mask of_task(MaskKind task) const {
+    Mask result = *this;
+    result.kind = task;
+    return result;
+  }
 
   /// The number of (query, key) pairs of q x kv that the mask allows.
   /// Counts: pairs. Ignores: tile padding, kernel launches, heads (all tasks of a layer have

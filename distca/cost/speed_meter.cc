@@ -46,30 +46,30 @@ bool SpeedMeter::off(const Rate& rate, const Rate& mean) {
   return (a > b ? a - b : b - a) > b * kOffPermille / 1000;
 }
 
-void SpeedMeter::Smoothed::forget_held_back() {
-  held_back = {};
-  num_held_back = 0;
-}
-
 void SpeedMeter::Smoothed::add(const Rate& sample) {
   if (sample.ns <= 0 || sample.work <= 0) return;
   if (mean.work == 0 || !off(sample, mean)) {
-    forget_held_back();
+    held_back = {};
+    num_held_back = 0;
     mean = {mean.ns - mean.ns / 8 + sample.ns, mean.work - mean.work / 8 + sample.work};
     return;
   }
-  if (num_held_back > 0 && above(sample, mean) != above(held_back, mean)) forget_held_back();
+  if (num_held_back > 0 && above(sample, mean) != above(held_back, mean)) {
+    held_back = {};
+    num_held_back = 0;
+  }
   held_back = {held_back.ns + sample.ns, held_back.work + sample.work};
   if (++num_held_back < kBelieved) return;
-  mean = held_back;
-  forget_held_back();
+  mean = std::exchange(held_back, {});
+  num_held_back = 0;
 }
 
 void SpeedMeter::Smoothed::approach(int64_t ps_per_kload) {
   const Wide there = Wide{ps_per_kload} * mean.work / kAttentionScale;
   if (there >= mean.ns) return;
   mean.ns = static_cast<int64_t>((Wide{mean.ns} * 3 + there) / 4);
-  forget_held_back();
+  held_back = {};
+  num_held_back = 0;
 }
 
 int64_t SpeedMeter::Smoothed::rounded(int64_t scale) const {

@@ -26,8 +26,9 @@ struct RankSample {
   /// The load of core attention, in the unit in which plans count load (pairs or ns). 0 means that
   /// the sample says nothing about attention.
   int64_t load = 0;
-  /// The time that it waited for messages before gradients are summed. A meter does not count it.
-  int64_t waited_ns = 0;
+  // Times that a meter does not count:
+  int64_t exchange_ns = 0;  // the part of linear_ns that exchanges took: packing, issuing, landing
+  int64_t waited_ns = 0;    // for messages, before gradients are summed
 };
 
 /// How a meter treats samples:
@@ -83,7 +84,6 @@ class SpeedMeter {
     Rate mean, held_back;
     int num_held_back = 0;
     void add(const Rate& sample);
-    void forget_held_back();
     void approach(int64_t ps_per_kload);   // only from above: the rate is lowered
     int64_t rounded(int64_t scale) const;  // ns * scale / work
   };

@@ -68,13 +68,13 @@ int64_t message_bytes(Content content, const PeerTransfer& transfer, const Atten
 /// into which it is received.
 struct PeerMessage {
   int peer = 0;
-  int64_t offset = 0;  // a multiple of kMessageAlignment
-  int64_t bytes = 0;   // > 0
+  int64_t offset = 0;
+  int64_t bytes = 0;  // > 0
   bool operator==(const PeerMessage&) const = default;
 };
 inline constexpr int64_t kMessageAlignment = 64;
 
-/// Messages that share a buffer. They lie one after another, each at the next multiple of
+/// Messages that share a buffer. Those of add() lie one after another, each at the next multiple of
 /// kMessageAlignment.
 struct MessageList {
   std::vector<PeerMessage> messages;  // ascending peer, each at most once

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "distca/base/error.h"
 #include "distca/program/program_builder.h"
 
 namespace distca {
@@ -28,11 +29,12 @@ Program build_program(const ProgramRequest& request) {
       return build_none(request);
     case Overlap::kWithin:
       return build_within(request);
-    case Overlap::kPingPong:
-      break;
+    case Overlap::kPingPong: {
+      const TensorPlace& tensor = request.stage ? request.stage->stage.tensor : request.tensor;
+      return tensor.size > 1 ? build_counter_phase(request) : build_in_turn(request);
+    }
   }
-  const TensorPlace& tensor = request.stage ? request.stage->stage.tensor : request.tensor;
-  return tensor.size > 1 ? build_counter_phase(request) : build_in_turn(request);
+  DISTCA_CHECK(false, "overlap {} has no builder", static_cast<int>(request.overlap));
 }
 
 }  // namespace distca

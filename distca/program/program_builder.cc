@@ -21,7 +21,8 @@ int tag_kind(OpKind kind, Pass pass) {
   return (pass == Pass::kForward ? 0 : 3) + (kind == OpKind::kCombine ? 1 : 0);
 }
 
-/// The place of a kGatherRows or kSumRows among those of its nano-batch and layer.
+/// The place of a kGatherRows or kSumRows among those of its nano-batch and layer: forward pre and
+/// post attention, backward post and pre, of each gather and sum.
 int64_t place_in_layer(const Op& op) {
   const int64_t is_post = op.of_phase == OpKind::kPostAttention ? 1 : 0;
   const int64_t pair = op.pass == Pass::kForward ? is_post : 3 - is_post;

@@ -8,7 +8,7 @@
 //   builder.start_layer(visit, /*turn=*/0);
 //   builder.dispatch(visit, 0);
 //   builder.core_attention(visit, 0, TaskSet::kAll);
-//   const Program program = builder.take();
+//   const Program program = builder.take();  // where it trains, once all backward phases are in
 //
 // A builder belongs to one thread.
 
@@ -91,8 +91,8 @@ class ProgramBuilder {
   /// The visit's weight gradients of this turn.
   void weight_gradients(const Visit& visit, int turn);
 
-  /// Ends the building: sums what has not been summed yet of the gradients, and updates the
-  /// weights.
+  /// Ends the building. Where the program trains and this rank has weights, it sums what has not
+  /// been summed yet of the gradients, and updates the weights.
   Program take();
 
  private:

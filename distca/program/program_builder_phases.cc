@@ -142,6 +142,7 @@ void ProgramBuilder::phase(OpKind kind, const Visit& visit, int turn) {
     wait_for(op, exchange_of(visit).last_attention);
     wait_for(op, exchange_of(visit).last_combine);
   }
+  // Out projection adds to rows of the phase before, too; the others behind attention read O alone.
   if (kind != behind_attention || kind == OpKind::kOutProjection) wait_for(op, last_of(visit));
   Nano& nano = nano_of(visit);
   go_on_from(append(std::move(op)), nano);
