@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 
-from distca_trace_sums import LAUNCH
+from distca_trace_sums import LAUNCH, sum_of
 
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -39,7 +39,7 @@ class Report:
 
     def __init__(self, analysis):
         self.sums, self.num_steps = analysis, len(analysis.numbers)
-        self.all = sum(analysis.totals, Counter())
+        self.all = sum_of(analysis.totals)
         self.pipelined, self.divided = analysis.num_stages > 1, analysis.num_tensor > 1
 
     def per_step(self, ns, ranks=1):
@@ -113,7 +113,7 @@ class Report:
             return ""
         rows, idle = [], ["idle", *self.sums.idle[:-2]]
         for number, ranks in zip(self.sums.numbers, zip(*self.sums.steps)):
-            step = sum(ranks, Counter())
+            step = sum_of(ranks)
             rows.append([str(number), *(shown_ms(step[key] * 1e-6 / len(ranks)) for key in ("step", "compute", *idle))])
         return f"\nMean of the ranks\n{table(('step', 'ms', 'mean compute', *idle), rows)}"
 

@@ -140,7 +140,7 @@ class Analysis:
                 fail(f"{path}: rank {self.rank_numbers[rank]} has {len(span)} steps, "
                      f"{f'not those of rank {self.rank_numbers[0]}' if rank else 'at least one is needed'}")
             self.steps.append([self.add_step(span[step], inside[rank, step]) for step in self.numbers])
-        self.totals = [sum(steps, Counter()) for steps in self.steps]
+        self.totals = [sum_of(steps) for steps in self.steps]
         self.operations = by_size(self.operations, lambda times: sum(times["rank_ns"]))
         self.exchanges = by_size(self.exchanges, lambda waits: (waits["exposed_ns"], waits["imbalance_ns"]))
         self.ticks = self.in_ticks.rows()
@@ -206,6 +206,14 @@ class Analysis:
         self.spend(step, self.part_of(wait), wait.rank, wait, end - turn)
         self.exchange(wait)["imbalance_ns"] += turn - begin
         self.exchange(wait)["exposed_ns"] += end - turn
+
+
+def sum_of(counters):
+    """One Counter, which grows in place: `sum` would copy it for each rank."""
+    total = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
 
 
 def by_size(sums, size):

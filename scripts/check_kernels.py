@@ -26,6 +26,7 @@ import os
 import pathlib
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -107,7 +108,7 @@ def spills(image):
         file.write(image)
         file.flush()
         done = subprocess.run([program, "-sass", file.name], capture_output=True, text=True, check=False,
-                              env=os.environ | {"PATH": path})
+                              env=os.environ | {"PATH": f"{os.path.dirname(program)}{os.pathsep}{path}"})
     if done.returncode or "EXIT" not in done.stdout:
         return "-"
     return len(re.findall(r"\b(?:STL|LDL)\b", done.stdout))
@@ -171,6 +172,8 @@ def check_apart(library, path, *more):
             return pool.submit(check_object, library, path, *more).result()
         except BrokenProcessPool:
             raise Fault(f"{path.name} ends its process") from None
+        except (ValueError, LookupError, struct.error) as fault:
+            raise Fault(f"{path.name}: {fault!r}") from None
 
 
 def print_table(rows):

@@ -11,6 +11,8 @@ work=runs/pictures
 layer=2            # of layers 0 to 3
 rate=${RATE:-40}   # MB/s of each direction of the wire
 
+[ "$(id -u)" -eq 0 ] || { echo "pictures.sh: run as root, for network namespaces" >&2; exit 1; }
+export RES_OPTIONS="timeout:1 attempts:1"  # the namespaces have no resolver
 $python -c 'import matplotlib' 2>/dev/null || $python -m pip install -q matplotlib
 [ -f data/stdlib.idx ] || { echo "pictures.sh: no data/stdlib: run make demo, which prepares it" >&2; exit 1; }
 

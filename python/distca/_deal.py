@@ -276,8 +276,10 @@ class Dealer:
                 error = raised
             try:
                 columns, said = self.told(batch, number, error)
-            except RuntimeError as refusal:
-                raise refusal if error is None else error from None
+            except RuntimeError:
+                if error is not None:
+                    raise error from None
+                raise
             if all(one["ended"] for one in said):
                 return
             yield columns, said

@@ -37,12 +37,12 @@ def require_torch():
         raise ImportError("this distca was built without PyTorch: it can plan (distca.plan) and no more")
     found = require("torch", lambda found: "" if _minor(found) in map(_minor, built) else (
         f"this distca was built for PyTorch {', '.join(built)} and fits no other minor version, but {found} is installed: "
-        "build distca again, pip install --no-build-isolation --force-reinstall DISTCA"))
+        "build distca again, pip install --no-build-isolation --force-reinstall DISTCA"), stacklevel=3)
     return "torch-{}.{}".format(*_minor(found))
 
 
-def require(package, fault_of=lambda found: ""):
-    """The version of a package that is installed. Warns of one that is newer than those that were tried.
+def require(package, fault_of=lambda found: "", stacklevel=2):
+    """The version of a package that is installed. Warns of one that is newer than those that were tried, at `stacklevel`.
 
     Raises ImportError in one line if it is missing, older or has a fault.
     """
@@ -61,7 +61,7 @@ def require(package, fault_of=lambda found: ""):
         raise ImportError(fault)
     if _minor(found) > _minor(newest):
         warnings.warn(f"distca was tried with {name} {' to '.join(dict.fromkeys((oldest, newest)))}, and {found} is installed; if "
-                      f'something goes wrong: pip install "{pip_name}=={newest}.*"', stacklevel=2)
+                      f'something goes wrong: pip install "{pip_name}=={newest}.*"', stacklevel=stacklevel)
     return found
 
 
