@@ -305,11 +305,11 @@ void CheckpointSaver::on_reports(const std::vector<SaveReport>& all) {
   gives_up_ = std::ranges::count(all, SaveReport::kFailed) > 0;
   if (gives_up_) ++figures_.num_failed;
   completing_step_ = head_.step;
-  if (comm_.rank() == 0) start_completing();
+  if (comm_.rank() == 0) start_ending();
   head_ = {};
 }
 
-void CheckpointSaver::start_completing() {
+void CheckpointSaver::start_ending() {
   completing_ = in_background([run = run_, index = head_, config = config_, writers = writers_,
                                marks = before_bad_step_, gives_up = gives_up_]() mutable {
     if (gives_up) return give_up_checkpoint(run, index.step);

@@ -98,7 +98,7 @@ class CheckpointSaver {
   bool under_way() const { return head_.step != 0; }
   bool writes() const { return comm_.rank() < writers_.num_workers(); }
   void start_writing(Optimizer& optimizer, bool beside);
-  void start_completing();
+  void start_ending();
   void look_at_completion();
   void remove_older();
   void remove(std::function<void()> work);

@@ -140,8 +140,11 @@ std::map<std::string, std::string> config_texts(const Config& config) {
 }
 
 std::string agreed_run_id(Communicator& comm, const std::string& mine) {
-  std::random_device device;
-  const std::string id = mine.empty() ? fmt::format("{:08x}{:08x}", device(), device()) : mine;
+  const auto drawn = [] {
+    std::random_device device;
+    return fmt::format("{:08x}{:08x}", device(), device());
+  };
+  const std::string id = mine.empty() ? drawn() : mine;
   return all_gather_texts(comm, id, "agreeing on the run's id")[0].substr(0, kRunIdDigits);
 }
 
