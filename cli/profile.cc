@@ -92,8 +92,13 @@ void print_check(const AttentionProfile& profile, std::span<const MeasuredTask> 
              errors[errors.size() / 2], errors.back(), errors.size());
 }
 
-/// Prints how it compares with the machine's limit and with tasks off the grid.
-AttentionProfile profile_on_cpu(const ProfileArguments& arguments) {
+void keep(AtomicFile& file, const AttentionProfile& profile) {
+  file.write(profile_to_json(profile));
+  file.commit();
+}
+
+/// Prints how it compares with the machine's limit and with tasks off the grid, once it is kept.
+AttentionProfile profile_on_cpu(const ProfileArguments& arguments, AtomicFile& file) {
   AttentionKernel kernel(request_of(arguments));
   at::set_num_threads(arguments.threads);
   // The tasks to predict are measured with the grid, under the same conditions.
@@ -114,6 +119,7 @@ AttentionProfile profile_on_cpu(const ProfileArguments& arguments) {
   const std::span<const MeasuredTask> measured(tasks);
   const AttentionProfile profile =
       to_profile(arguments, kernel.name(), peak, measured.first(grid_size));
+  keep(file, profile);
   print_limit(arguments, profile, measured.first(grid_size));
   print_check(profile, measured.subspan(grid_size));
   return profile;
@@ -158,9 +164,8 @@ void run_attention(const CLI::App& verb, const ProfileArguments& arguments) {
   check_arguments(arguments);
   AtomicFile file(arguments.out);  // before the minutes of measuring, not after
   const AttentionProfile profile =
-      arguments.on_cuda() ? profile_on_device(arguments) : profile_on_cpu(arguments);
-  file.write(profile_to_json(profile));
-  file.commit();
+      arguments.on_cuda() ? profile_on_device(arguments) : profile_on_cpu(arguments, file);
+  if (arguments.on_cuda()) keep(file, profile);
   fmt::print("{}: {}\n", arguments.out.string(), profile_name(profile));
 }
 

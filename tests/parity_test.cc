@@ -190,7 +190,7 @@ TEST_P(FormatParityTest, loss_and_every_gradient_stay_within_the_formats_bound) 
   for (const FormatPlay& format : c.plays) {
     StepRun what{.model = small_llama(format.kv_heads, c.dtype),
                  .documents = kMixed,
-                 .options = {.kernel = format.kernel}};
+                 .options = {.kernel = {.choice = format.kernel}}};
     const Outcome& one = one_worker(fmt::format("{} {} {}", short_name(c.dtype), format.kv_heads,
                                                 static_cast<int>(format.kernel)),
                                     what);

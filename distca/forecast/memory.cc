@@ -64,8 +64,8 @@ MemoryParts standing_on_rank(const Config& config, const RunGrid& run, const Sta
 }
 
 /// The least that a step adds on one of a stage's replicas: when the backward of a nano-batch
-/// begins, all its activations are there. Layouts give workers even shares; one that does not gives
-/// the local ones that on average.
+/// begins, all its activations of one virtual stage are there. Layouts give workers even shares;
+/// one that does not gives the local ones that on average.
 double activations_on_rank(const Config& config, const RunGrid& run, const Stage& stage) {
   ModelShape shape = config.rank_shape();
   shape.num_layers = stage.num_layers() / stage.virtual_stages;
