@@ -96,7 +96,7 @@ class BackwardTile {
     constexpr int kWidth = Simd::kProductVectors * kLanes;
     for (int at = 0; at < kPanelRows; at += kWidth) {
       product<Simd, Simd::kProductVectors, kStrideM, kStrideK, kStrideC, kStart>(
-          rows, a, b + at, b_stride, c + at, words, nullptr, fetch_);
+          rows, a, b + at, b_stride, c + at, words, nullptr, FetchStep{&fetch_});
     }
   }
 

@@ -20,44 +20,43 @@ void fetch_rows(const void* const* rows, int count, size_t bytes) {
   }
 }
 
-/// Cache lines of so many bytes.
-constexpr int lines_of(size_t bytes) { return static_cast<int>((bytes + 63) / 64); }
-
 /// Asks for memory a few cache lines at a time, during the arithmetic. Asking for more at once
-/// would fill the processor's list of open misses and hold up the loads of the products.
+/// would hold up the loads of the products.
 class Fetch {
  public:
   /// Forgets all rows.
-  void start() { lists_ = list_ = row_ = line_ = lines_ = 0; }
-  /// Adds `bytes` bytes of each row that is not nullptr. `rows` is read when it is a row's turn.
+  void start() { rows_ = row_ = line_ = lines_ = 0; }
+  /// Adds `bytes` bytes of each row that is not nullptr.
   void add(const void* const* rows, int count, size_t bytes) {
-    of_[lists_++] = {rows, count, lines_of(bytes)};
-    lines_ += count * lines_of(bytes);
+    const int lines = static_cast<int>((bytes + 63) / 64);
+    for (int i = 0; i < count; ++i) {
+      if (rows[i] == nullptr) continue;
+      row_at_[rows_] = static_cast<const std::byte*>(rows[i]);
+      row_lines_[rows_++] = lines;
+      lines_ += lines;
+    }
   }
   /// Spreads all cache lines over `steps` calls of step().
   void spread(int steps) { step_ = (lines_ + steps - 1) / steps; }
   /// Asks for the next cache lines.
   void step() {
-    for (int i = 0; i < step_ && list_ < lists_; ++i) {
-      const List& list = of_[list_];
-      if (list.rows[row_] != nullptr) {
-        const auto* row = static_cast<const std::byte*>(list.rows[row_]);
-        __builtin_prefetch(row + int64_t{64} * line_, 0, 2);
-      }
-      if (++line_ < list.lines) continue;
-      line_ = 0;
-      if (++row_ == list.count) row_ = 0, ++list_;
+    for (int i = 0; i < step_ && row_ < rows_; ++i) {
+      __builtin_prefetch(row_at_[row_] + int64_t{64} * line_, 0, 2);
+      if (++line_ == row_lines_[row_]) line_ = 0, ++row_;
     }
   }
 
  private:
-  struct List {
-    const void* const* rows;
-    int count;
-    int lines;  // cache lines of a row
-  };
-  List of_[2 * kTileRows / kPanelRows + 4];  // Q and dO of each panel, and K, V, dK, dV
-  int lists_ = 0, list_ = 0, row_ = 0, line_ = 0, lines_ = 0, step_ = 0;
+  static constexpr int kMostRows = 2 * kTileKeys + 3 * kTileRows;
+  const std::byte* row_at_[kMostRows];
+  int row_lines_[kMostRows];
+  int rows_ = 0, row_ = 0, line_ = 0, lines_ = 0, step_ = 0;
+};
+
+/// A step of product.h that asks for the next cache lines.
+struct FetchStep {
+  Fetch* fetch;
+  void operator()() const { fetch->step(); }
 };
 
 }  // namespace

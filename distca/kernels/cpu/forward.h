@@ -97,10 +97,10 @@ void add_key_tile(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, P
     if (masked) half = first_half_end(tile, key_tile, panel, first, end);
   }
   if (masked || tile.cap > 0) {
-    product<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero>(
+    product_in_steps<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero>(
         half - first, k, q, kWidth, scores, tile.d_words, nullptr, prefetch);
     if (half < end) {
-      product<Simd, 1, Strides::kKey, 1, kWidth, Start::kZero>(
+      product_in_steps<Simd, 1, Strides::kKey, 1, kWidth, Start::kZero>(
           end - half, k + (half - first) * Strides::kKey, q + Simd::kLanes, kWidth,
           scores + (half - first) * kWidth + Simd::kLanes, tile.d_words, nullptr, prefetch);
     }
@@ -112,7 +112,7 @@ void add_key_tile(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, P
       Simd::store(tile.top + v * Simd::kLanes,
                   Simd::load(tile.maximum + panel * kPanelWidth<Simd> + v * Simd::kLanes));
     }
-    product<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero, true>(
+    product_in_steps<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero, true>(
         end - first, k, q, kWidth, scores, tile.d_words, nullptr, prefetch, tile.top);
   }
   const bool moved = softmax_key_tile<Simd, kVectors>(tile, panel, end - first);
@@ -121,18 +121,18 @@ void add_key_tile(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, P
   float* o = tile.o + int64_t{panel} * tile.e * kPanelWidth<Simd>;
   const int words = (half - first) / kGrain;
   if (!tile.started[panel]) {
-    product<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kZero>(tile.e, v, p, kWidth, o,
-                                                                      words, nullptr, prefetch);
+    product_in_steps<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kZero>(
+        tile.e, v, p, kWidth, o, words, nullptr, prefetch);
     tile.started[panel] = true;
   } else if (moved) {
-    product<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kRescale>(
+    product_in_steps<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kRescale>(
         tile.e, v, p, kWidth, o, words, tile.factor, prefetch);
   } else {
-    product<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kAdd>(tile.e, v, p, kWidth, o, words,
-                                                                     nullptr, prefetch);
+    product_in_steps<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kAdd>(
+        tile.e, v, p, kWidth, o, words, nullptr, prefetch);
   }
   if (half < end) {
-    product<Simd, 1, 1, Strides::kValue, kWidth, Start::kAdd>(
+    product_in_steps<Simd, 1, 1, Strides::kValue, kWidth, Start::kAdd>(
         tile.e, v + words * Strides::kValue, p + words * kWidth + Simd::kLanes, kWidth,
         o + Simd::kLanes, (end - half) / kGrain, nullptr, prefetch);
   }
@@ -148,7 +148,9 @@ void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
   const int64_t low = tile.panel_keys[0].some_low;
   const int64_t high = tile.panel_keys[tile.panels - 1].some_high;
   const int d = static_cast<int>(item.shape->head_dim_qk);
-  const int steps = kTileKeys / Simd::kProductRows + tile.e / Simd::kProductRows;
+  const int steps = static_cast<int>(round_up(kTileKeys, Simd::kProductRows) +
+                                     round_up(tile.e, Simd::kProductRows)) /
+                    Simd::kProductRows;
   Prefetch prefetch;
   KeyTile key_tiles[2];
   int64_t hint = 0;
@@ -166,8 +168,8 @@ void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
     pack_keys<Simd, Number, Strides>(d, key_tile, tile);
     more = find_key_tile<Number>(item, key_tile.position + kTileKeys, high, &hint, next);
     const PanelsLeft left = panels_left(tile, key_tile.position, keys_end);
-    prefetch.start(more ? &next : nullptr, d * sizeof(Number), tile.e * sizeof(Number),
-                   left.here > 0 ? left.here * steps : 1);
+    prefetch.start(more ? &next : nullptr, d * int64_t{sizeof(Number)},
+                   tile.e * int64_t{sizeof(Number)}, left.here > 0 ? left.here * steps : 1);
     if (item.next != nullptr) {
       prefetch.start_queries<Number>(*item.next, group, left.all * steps);
     }

@@ -8,6 +8,7 @@
 #include "distca/kernels/cpu/engine.h"
 #include "distca/kernels/cpu/fetch.h"
 #include "distca/kernels/cpu/pack.h"
+#include "distca/kernels/cpu/product.h"
 
 namespace distca::kernels {
 namespace {
@@ -189,46 +190,70 @@ void pack_keys(int d, KeyTile& key_tile, ForwardTile<Simd>& tile) {
   pack_summed_rows<Simd, Number>(finite_rows, count, tile.e, tile.v, Strides::kValue);
 }
 
-/// Asks for the rows of the key tile that will be copied next and, towards the item's end, for the
-/// queries of the next item.
+/// Asks for the rows of the key tile that will be copied next, a few cache lines at a time, between
+/// parts of products. Asking for all at once would fill the processor's list of open misses and
+/// stall it.
 struct Prefetch {
   /// `steps` is how often step() will be called. `key_tile` may be nullptr.
-  void start(const KeyTile* key_tile, size_t k_bytes, size_t v_bytes, int steps) {
-    keys.start();
-    if (key_tile != nullptr) {
-      keys.add(key_tile->k_rows, kTileKeys, k_bytes);
-      keys.add(key_tile->v_rows, kTileKeys, v_bytes);
-    }
-    keys.spread(steps);
+  void start(const KeyTile* key_tile, int64_t k_bytes, int64_t v_bytes, int64_t steps) {
+    next = key_tile;
+    bytes[0] = k_bytes;
+    bytes[1] = v_bytes;
+    row = 0;
+    at = 0;
+    const int64_t lines = kTileKeys * ((k_bytes + 63) / 64 + (v_bytes + 63) / 64);
+    lines_each_step = (lines + steps - 1) / steps;
   }
   /// Adds the queries of the next item when only so few of the item's steps are left (`steps`)
   /// that they come a few cache lines at a time. If they came earlier, other memory would drive
   /// them out of the cache again.
   template <class Number>
   void start_queries(const ForwardItem& item, int64_t group, int64_t steps) {
-    constexpr int kLinesEachStep = 4;
-    const int rows = static_cast<int>(item.row_end - item.row_begin);
-    const size_t bytes = item.shape->head_dim_qk * sizeof(Number);
-    if (has_queries || rows * lines_of(bytes) <= (kLinesEachStep - 1) * steps || steps == 0) return;
-    has_queries = true;
-    query_row_addresses(item.task->q, sizeof(Number), group, item.kv_head, item.row_begin, rows,
-                        rows, query_rows);
-    queries.add(query_rows, rows, bytes);
-    queries.spread(static_cast<int>(steps));
+    constexpr int64_t kLinesEachStep = 4;
+    if (queries > 0 || steps == 0) return;
+    const int64_t rows = item.row_end - item.row_begin;
+    query_bytes = item.shape->head_dim_qk * int64_t{sizeof(Number)};
+    const int64_t lines = rows * ((query_bytes + 63) / 64);
+    query_lines_each_step = (lines + steps - 1) / steps;
+    if (query_lines_each_step < kLinesEachStep) return;
+    queries = static_cast<int>(rows);
+    query_row_addresses(item.task->q, sizeof(Number), group, item.kv_head, item.row_begin, queries,
+                        queries, query_rows);
   }
+  /// Asks for the next cache lines.
   void step() {
-    queries.step();
-    keys.step();
+    for (int64_t i = 0; i < query_lines_each_step && query < queries; ++i) {
+      __builtin_prefetch(static_cast<const std::byte*>(query_rows[query]) + query_at, 0, 2);
+      query_at += 64;
+      if (query_at >= query_bytes) query_at = 0, ++query;
+    }
+    if (next == nullptr) return;
+    for (int64_t i = 0; i < lines_each_step && row < 2 * kTileKeys; ++i) {
+      const bool value = row >= kTileKeys;
+      const void* data = value ? next->v_rows[row - kTileKeys] : next->k_rows[row];
+      __builtin_prefetch(static_cast<const std::byte*>(data) + at, 0, 2);
+      at += 64;
+      if (at >= bytes[value]) at = 0, ++row;
+    }
   }
-  Fetch keys, queries;
-  bool has_queries = false;
+  const KeyTile* next = nullptr;
+  int64_t bytes[2] = {};  // bytes of a row of K and of V
+  int row = 0;            // next of 2 x kTileKeys rows; those of K come first
+  int64_t at = 0;         // bytes from the start of the row
+  int64_t lines_each_step = 0;
+
+  int queries = 0;  // rows of Q of the next item, 0 until start_queries() adds them
+  int query = 0;
+  int64_t query_at = 0;
+  int64_t query_bytes = 0;
+  int64_t query_lines_each_step = 0;
   const void* query_rows[kTileRows];
 };
 
 /// `here` is how many panels see keys of the key tile at `position`. `all` is how many pairs of a
 /// panel and a key tile, from there up to `end`, have keys that the panel sees.
 struct PanelsLeft {
-  int here = 0;
+  int64_t here = 0;
   int64_t all = 0;
 };
 template <class Simd>
@@ -243,6 +268,21 @@ PanelsLeft panels_left(const ForwardTile<Simd>& tile, int64_t position, int64_t 
     left.all += high / kTileKeys - low / kTileKeys + 1;
   }
   return left;
+}
+
+/// The product of product.h with `rows` rows of C, one step at a time. After each step, the last
+/// one included, the prefetch makes a step.
+template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
+          bool kTop = false>
+void product_in_steps(int rows, const Word* a, const Word* b, int b_stride, float* c, int words,
+                      const float* factor, Prefetch& prefetch, float* top = nullptr) {
+  constexpr int kPart = Simd::kProductRows;
+  for (int m = 0; m < rows; m += kPart) {
+    product<Simd, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
+        rows - m < kPart ? rows - m : kPart, a + m * kStrideM, b, b_stride, c + m * kStrideC, words,
+        factor, NoStep{}, top);
+    prefetch.step();
+  }
 }
 
 }  // namespace

@@ -95,17 +95,21 @@ inline __attribute__((always_inline)) void product_rest(int rows, const Word* a,
   }
 }
 
+/// A step that does nothing.
+struct NoStep {
+  void operator()() const {}
+};
+
 /// A product with any number of rows: steps of kProductRows rows, then the rest. C has kVectors x
-/// kLanes columns. fetch.step() is called before each step, so that it asks for memory during the
-/// arithmetic.
+/// kLanes columns. `step` is called before each step, for work that may run during the arithmetic.
 template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
-          bool kTop = false, class Fetching>
+          bool kTop = false, class Step = NoStep>
 __attribute__((noinline)) void product(int rows, const Word* a, const Word* b, int b_stride,
-                                       float* c, int words, const float* factor, Fetching& fetch,
-                                       float* top = nullptr) {
+                                       float* c, int words, const float* factor = nullptr,
+                                       Step step = {}, float* top = nullptr) {
   constexpr int kStep = Simd::kProductRows;
   for (; rows >= kStep; rows -= kStep) {
-    fetch.step();
+    step();
     product_step<Simd, kStep, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
         a, b, b_stride, c, words, factor, top);
     a += kStep * kStrideM;
