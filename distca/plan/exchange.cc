@@ -1,7 +1,6 @@
 #include "distca/plan/exchange.h"
 
 #include <algorithm>
-#include <array>
 #include <span>
 #include <tuple>
 
@@ -178,6 +177,8 @@ PlanIndex::PlanIndex(const Plan& plan)
     : plan_(plan),
       homes_(plan.layout, plan.nano_batch.documents.size()),
       reads_(plan.nano_batch.documents.size()) {
+  DISTCA_CHECK(std::ranges::is_sorted(plan.tasks, {}, &Task::server),
+               "tasks are not sorted by server");
   for (int server = 0; server < plan.cluster.num_servers(); ++server) {
     for (const Need& need : needs(server)) {
       Reads& reads = reads_[need.document];
