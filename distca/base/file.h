@@ -85,12 +85,14 @@ class FileDescriptor {
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path, ErrorKind kind = ErrorKind::kIo);
+  MappedFile(MappedFile&&) noexcept = default;  // no copies: who reads keeps pointers into it
 
-  std::span<const std::byte> bytes() const { return {data_.get(), size_}; }
-  int64_t size() const { return static_cast<int64_t>(size_); }
+  /// Empty of one that was moved away.
+  std::span<const std::byte> bytes() const { return {data_.get(), data_ ? size_ : 0}; }
+  int64_t size() const { return static_cast<int64_t>(bytes().size()); }
 
  private:
-  std::shared_ptr<const std::byte> data_;  // the mapping, which ends with the last copy
+  std::shared_ptr<const std::byte> data_;  // the mapping
   size_t size_ = 0;
 };
 

@@ -54,7 +54,7 @@ struct Heartbeat::State {
   std::function<bool()> is_over;  // Null means never.
   double startup_deadline = steady_seconds() + options.startup_timeout_s;
   std::string address = {};  // our interface's towards the store; empty for a store made elsewhere
-  std::unique_ptr<RunStore> store = {};  // the heartbeat thread's alone
+  std::unique_ptr<RunStore> store = {};  // the heartbeat thread's, but for keys_handled()
 
   std::mutex mutex;
   std::condition_variable changed;

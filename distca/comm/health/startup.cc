@@ -27,15 +27,13 @@ void connect_by_deadline(const Rendezvous& rendezvous, Heartbeat& heartbeat,
   } while (!ended && !heartbeat.alarmed() && !heartbeat.neighbour_lost() &&
            steady_seconds() < heartbeat.startup_deadline());
   try {
-    if (ended) {
-      result.get();
-      return heartbeat.wait_for_all_connected();
-    }
+    if (ended) result.get();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
     wait.why = fmt::format("rank {} {}: {}", rendezvous.rank, cannot(), first_line(error));
   }
+  if (ended && wait.why.empty()) return heartbeat.wait_for_all_connected();
   wait.waited_s = watch.seconds();
   throw Error(ErrorKind::kComm, "{}", heartbeat.diagnose(wait));
 }
