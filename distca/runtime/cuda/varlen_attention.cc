@@ -192,8 +192,8 @@ class VarlenPlayer {
             keys(run, &KeyBuffer::v, type, shape.head_dim_v)};
   }
 
-  // LSE and delta, whose dim is 1, are in the accumulator's type and read one number at a time. Head
-  // dims are multiples of 8 (kernels/task_list.cc).
+  // LSE and delta, whose dim is 1, are in the accumulator's type and read one number at a time.
+  // Head dims are multiples of 8 (kernels/task_list.cc).
   ScalarType type_of(int64_t dim) const { return dim == 1 ? accumulator : type; }
   /// Returns true if the rows of a launch can be read where they lie.
   bool lie_in_place(const std::vector<RowRun>& runs, Rows QueryBuffer::*field, int64_t dim) const {
