@@ -21,7 +21,6 @@
 #include "distca/base/statistics.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/collectives.h"
-#include "distca/comm/device_copy.h"
 #include "distca/comm/device_stream.h"
 #include "distca/comm/thread_group.h"
 #include "distca/forecast/plan_request.h"

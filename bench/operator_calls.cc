@@ -4,25 +4,22 @@
 
 namespace distca::bench {
 
-using kernels::VarlenLaunch;
-
-std::pair<at::Tensor, at::Tensor> OperatorCalls::forward(const VarlenLaunch& launch,
-                                                         const LaunchLists& lists,
-                                                         const at::Tensor& q, const at::Tensor& k,
-                                                         const at::Tensor& v,
+std::pair<at::Tensor, at::Tensor> OperatorCalls::forward(const LaunchInput& input,
                                                          const at::Tensor& place) const {
-  calls_.emplace_back(
-      [this, launch, lists, q, k, v, place] { op_.forward(launch, lists, q, k, v, place); });
-  return op_.forward(launch, lists, q, k, v, place);
+  calls_.emplace_back([this, launch = input.launch, lists = input.lists, q = input.q, k = input.k,
+                       v = input.v, place] {
+    op_.forward({launch, lists, q, k, v}, place);
+  });
+  return op_.forward(input, place);
 }
 
-std::array<at::Tensor, 3> OperatorCalls::backward(const VarlenLaunch& launch,
-                                                  const LaunchLists& lists, const at::Tensor& q,
-                                                  const at::Tensor& k, const at::Tensor& v,
+std::array<at::Tensor, 3> OperatorCalls::backward(const LaunchInput& input,
                                                   const OutputGradient& of_o) const {
-  calls_.emplace_back(
-      [this, launch, lists, q, k, v, of_o] { op_.backward(launch, lists, q, k, v, of_o); });
-  return op_.backward(launch, lists, q, k, v, of_o);
+  calls_.emplace_back([this, launch = input.launch, lists = input.lists, q = input.q, k = input.k,
+                       v = input.v, of_o] {
+    op_.backward({launch, lists, q, k, v}, of_o);
+  });
+  return op_.backward(input, of_o);
 }
 
 void OperatorCalls::play() const {

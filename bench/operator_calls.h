@@ -23,12 +23,9 @@ class OperatorCalls final : public VarlenOperator {
   int64_t query_tile(const kernels::VarlenLaunch& launch) const override {
     return op_.query_tile(launch);
   }
-  std::pair<at::Tensor, at::Tensor> forward(const kernels::VarlenLaunch& launch,
-                                            const LaunchLists& lists, const at::Tensor& q,
-                                            const at::Tensor& k, const at::Tensor& v,
+  std::pair<at::Tensor, at::Tensor> forward(const LaunchInput& input,
                                             const at::Tensor& place) const override;
-  std::array<at::Tensor, 3> backward(const kernels::VarlenLaunch& launch, const LaunchLists& lists,
-                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+  std::array<at::Tensor, 3> backward(const LaunchInput& input,
                                      const OutputGradient& of_o) const override;
 
   /// All calls so far, in their order. Their results are dropped.

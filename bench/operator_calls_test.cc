@@ -13,24 +13,23 @@ namespace {
 /// Gives numbers back, and notes what it was asked.
 class SomeOperator final : public VarlenOperator {
  public:
-  std::pair<at::Tensor, at::Tensor> forward(const kernels::VarlenLaunch& launch,
-                                            const LaunchLists& lists, const at::Tensor& q,
-                                            const at::Tensor&, const at::Tensor&,
+  std::pair<at::Tensor, at::Tensor> forward(const LaunchInput& input,
                                             const at::Tensor&) const override {
-    note("forward", launch, lists);
+    note("forward", input);
+    const at::Tensor& q = input.q;
     return {at::ones_like(q), at::ones({q.size(1), q.size(0)}, at::kFloat)};
   }
-  std::array<at::Tensor, 3> backward(const kernels::VarlenLaunch& launch, const LaunchLists& lists,
-                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+  std::array<at::Tensor, 3> backward(const LaunchInput& input,
                                      const OutputGradient&) const override {
-    note("backward", launch, lists);
-    return {at::ones_like(q), at::ones_like(k), at::ones_like(v)};
+    note("backward", input);
+    return {at::ones_like(input.q), at::ones_like(input.k), at::ones_like(input.v)};
   }
   mutable std::vector<std::string> asked;
 
  private:
-  void note(const char* pass, const kernels::VarlenLaunch& launch, const LaunchLists& lists) const {
-    asked.push_back(fmt::format("{} {} {}", pass, launch.query_rows(), lists[0].numel()));
+  void note(const char* pass, const LaunchInput& input) const {
+    asked.push_back(
+        fmt::format("{} {} {}", pass, input.launch.query_rows(), input.lists[0].numel()));
   }
 };
 

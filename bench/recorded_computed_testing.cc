@@ -242,8 +242,9 @@ double training_seconds(const ContestOptions& options, const StepArm& arm,
   std::vector<Program> programs;
   std::vector<FlopSeconds> rates;
   for (int rank = 0; rank < workers; ++rank) {
-    programs.push_back(arm_program(arm, options.model, plans, rank,
-                                   gradient_exchange(options.model, {}, rank, workers)));
+    programs.push_back(arm_program(
+        arm, options.model, plans, rank,
+        gradient_exchange(options.model, {}, whole_model(options.model), rank, workers)));
     const auto of_passes = [&](bool (*counts)(const Op&)) {
       return flops_of(programs.back(), Pass::kForward, counts) +
              flops_of(programs.back(), Pass::kBackward, counts);

@@ -27,7 +27,8 @@ LocalTokens made_up_tokens(const NanoBatch& nano_batch, const std::vector<Segmen
 StepPlayer::StepPlayer(const LlamaConfig& model, uint64_t seed, Communicator& comm)
     : comm_(comm),
       llama_(model, seed, comm.cuda_device()),
-      optimizer_(llama_, seed, options_, gradient_exchange(model, {}, comm.rank(), comm.size())) {}
+      optimizer_(llama_, seed, options_,
+                 gradient_exchange(model, {}, whole_model(model), comm.rank(), comm.size())) {}
 
 size_t StepPlayer::add(const StepArm& arm) {
   arms_.push_back({arm, std::make_unique<Step>(llama_.config(), &llama_, comm_, arm.step)});

@@ -8,6 +8,7 @@
 #include "distca/base/text.h"
 #include "distca/batch/batch_stream.h"
 #include "distca/batch/indexed_dataset.h"
+#include "distca/plan/plan_batch_input.h"
 #include "distca/plan/sample_workloads.h"
 
 namespace distca::bench {
@@ -44,7 +45,7 @@ BatchSource real_source(const std::filesystem::path& prefix, const BatchShape& s
 BatchSource long_tailed_source(const std::filesystem::path& folder, const BatchShape& shape,
                                int count, uint64_t seed) {
   const int64_t longest = shape.nano_batch_tokens / 2;
-  const std::vector<Workload> nano_batches =
+  const std::vector<NanoBatch> nano_batches =
       sample_workloads(read_lengths(folder / "lengths_pretrain.json"),
                        {.kind = SampleKind::kPretrain,
                         .count = count * static_cast<int>(shape.nano_batches),
@@ -60,8 +61,7 @@ BatchSource long_tailed_source(const std::filesystem::path& folder, const BatchS
   for (size_t i = 0; i < nano_batches.size(); ++i) {
     std::vector<int64_t>& lengths =
         source.batches[i / static_cast<size_t>(shape.nano_batches)].emplace_back();
-    for (const Document& document : nano_batches[i].nano_batch.documents)
-      lengths.push_back(document.length);
+    for (const Document& document : nano_batches[i].documents) lengths.push_back(document.length);
   }
   return source;
 }

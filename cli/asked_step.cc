@@ -26,6 +26,16 @@ std::string repetition(const Config& config, const std::string& data, const Batc
       static_cast<double>(tokens) / static_cast<double>(present));
 }
 
+/// Throws Error(kUsage) if there are more servers or bytes than can be planned.
+void check_sizes_of(const Config& config, const AskedStep& step) {
+  for (const NanoBatchSource& source : step.batch) {
+    check_counts(source.nano_batch.num_tokens(), num_ranks(config, step.workers),
+                 ErrorKind::kUsage);
+    const PlanRequest request = step.request(config, source.nano_batch);
+    check_sizes(request.nano_batch, request.cluster, request.shape, ErrorKind::kUsage);
+  }
+}
+
 }  // namespace
 
 std::vector<CLI::Option*> add_step_options(CLI::App& verb, StepArguments& asked) {
@@ -64,8 +74,7 @@ AskedStep asked_step(const Config& config, const StepArguments& asked) {
   if (!asked.workload.empty()) {
     const Workload workload = read_workload(asked.workload);
     // Plans need no more than lengths, so no source says where tokens are from.
-    step.batch.assign(config.batch.nano_batches,
-                      {.nano_batch = workload.nano_batch, .sources = {}});
+    step.batch.assign(config.batch.nano_batches, {.nano_batch = workload.nano_batch});
     step.workers = workload.ranks * config.tensor_ranks() *
                    static_cast<int>(config.parallel.pipeline_model_parallel_size);
   } else {
@@ -88,16 +97,8 @@ AskedStep asked_step(const Config& config, const StepArguments& asked) {
         "train.deterministic is false: a run plans with the speeds that it measures, and these "
         "plans with none that was measured\n";
   }
+  check_sizes_of(config, step);
   return step;
-}
-
-void check_sizes_of(const Config& config, const AskedStep& step) {
-  for (const NanoBatchSource& source : step.batch) {
-    check_counts(source.nano_batch.num_tokens(), num_ranks(config, step.workers),
-                 ErrorKind::kUsage);
-    const PlanRequest request = step.request(config, source.nano_batch);
-    check_sizes(request.nano_batch, request.cluster, request.shape, ErrorKind::kUsage);
-  }
 }
 
 }  // namespace distca::cli

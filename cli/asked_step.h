@@ -36,9 +36,8 @@ struct AskedStep {
   PlanRequest request(const Config& config, const NanoBatch& nano_batch) const;
 };
 
-/// Throws Error as the training does, and Error(kUsage) for what cannot be looked at.
+/// Throws Error as the training does, and Error(kUsage) for what cannot be looked at, or if there
+/// are more servers or bytes than can be planned.
 AskedStep asked_step(const Config& config, const StepArguments& asked);
-/// Throws Error(kUsage) if there are more servers or bytes than can be planned.
-void check_sizes_of(const Config& config, const AskedStep& step);
 
 }  // namespace distca::cli

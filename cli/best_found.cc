@@ -56,9 +56,9 @@ Json setting_json(const Search& search, const PlayedSetting& played) {
           {"step_s", played.seconds},
           {"tokens_per_s", played.tokens_per_s},
           {"share_of_peak", played.share_of_peak},
-          {"peak_bytes", std::llround(played.peak.total())},
-          {"peak_where", played.peak.where},
-          {"plan_hash", fmt::format("{:016x}", played.plan_hash)},
+          {"peak_bytes", std::llround(played.fullest().peak.total())},
+          {"peak_where", played.fullest().peak.where},
+          {"plan_hash", fmt::format("{:016x}", played.figures.hash)},
           {"parts_s", std::move(parts)},
           // Nobody can train with virtual stages.
           {"words", setting.virtual_stages > 1 ? std::vector<std::string>()
@@ -70,31 +70,29 @@ Json setting_json(const Search& search, const PlayedSetting& played) {
 void play_own_steps(Search& search, const StepArguments& asked) {
   const int64_t last = std::min(search.config.train.steps, search.step + kOwnSteps - 1);
   std::vector<OwnStep> steps;
-  const auto add = [&](const PlayedSetting& setting, OwnSteps& own, int64_t until) {
-    own.resize(static_cast<size_t>(until - search.step + 1));
-    for (int64_t step = search.step; step <= until; ++step)
-      steps.push_back({&setting, step, &own[static_cast<size_t>(step - search.step)]});
-  };
   search.own.resize(search.found.size());
   for (size_t i = 0; i < search.found.size(); ++i) {
-    if (!search.found[i].best.empty()) add(search.found[i].best[0], search.own[i], last);
+    const std::vector<PlayedSetting>& best = search.found[i].best;
+    search.own[i].resize(best.size());
+    for (size_t k = 0; k < best.size(); ++k) {
+      OwnSteps& own = search.own[i][k];
+      own.resize(k == 0 ? static_cast<size_t>(last - search.step + 1) : 1);
+      for (int64_t step = search.step; double& seconds : own)
+        steps.push_back({&best[k], step++, &seconds});
+    }
   }
-  const std::vector<PlayedSetting>& ours = search.found[0].best;
-  search.own_of_ours.resize(ours.size());
-  for (size_t i = 0; i < ours.size(); ++i) add(ours[i], search.own_of_ours[i], search.step);
   for_each_in_parallel(steps.size(), std::min(threads_here(), kOwnTogether),
                        [&](size_t i) { *steps[i].seconds = own_seconds(search, asked, steps[i]); });
   const auto drop_unplanned = [](OwnSteps& own) {
     own.erase(std::ranges::find(own, 0.0), own.end());
   };
-  std::ranges::for_each(search.own, drop_unplanned);
-  std::ranges::for_each(search.own_of_ours, drop_unplanned);
+  for (std::vector<OwnSteps>& own : search.own) std::ranges::for_each(own, drop_unplanned);
 }
 
 std::vector<double> own_ratios(const Search& search, size_t found) {
   std::vector<double> ratios;
-  const OwnSteps& ours = search.own[0];
-  const OwnSteps& other = search.own[found];
+  const OwnSteps& ours = search.own[0][0];
+  const OwnSteps& other = search.own[found][0];
   for (size_t i = 0; i < std::min(ours.size(), other.size()); ++i)
     ratios.push_back(other[i] / ours[i]);
   return ratios;
@@ -107,8 +105,8 @@ Json json_of(const Search& search) {
     Json best = Json::array(), divisions = Json::array();
     for (size_t k = 0; k < found.best.size(); ++k) {
       best.push_back(setting_json(search, found.best[k]));
-      if (i == 0 && !search.own_of_ours[k].empty())
-        best.back()["own_cuts_step_s"] = search.own_of_ours[k].front();
+      if (i == 0 && !search.own[0][k].empty())
+        best.back()["own_cuts_step_s"] = search.own[0][k].front();
     }
     for (const Division& of : found.divisions) {
       Json json{{"tensor", of.tensor}, {"stages", of.stages}, {"replicas", of.replicas}};
@@ -124,9 +122,9 @@ Json json_of(const Search& search) {
                    {"refused", found.refused},
                    {"best", std::move(best)},
                    {"divisions", std::move(divisions)}});
-    if (search.own[i].empty()) continue;
-    all.back()["own_cuts_step_s"] = search.own[i].front();
-    all.back()["own_cuts_steps_s"] = search.own[i];
+    if (found.best.empty() || search.own[i][0].empty()) continue;
+    all.back()["own_cuts_step_s"] = search.own[i][0].front();
+    all.back()["own_cuts_steps_s"] = search.own[i][0];
   }
   return {{"gpus", search.gpus},          {"machine", search.machine.name},
           {"step", search.step},          {"tokens", search.tokens()},

@@ -44,10 +44,9 @@ struct Search {
   std::string notes;
   std::string command;  // `distca train` with the words of the search, for a shell
   std::vector<Found> found;
-  /// [found] Of the best setting: the step of the search and those behind it, up to kOwnSteps.
-  std::vector<OwnSteps> own;
-  /// [found[0].best] The step of the search alone.
-  std::vector<OwnSteps> own_of_ours;
+  /// [found][best] The step of the search, and of each best setting those behind it, up to
+  /// kOwnSteps.
+  std::vector<std::vector<OwnSteps>> own;
 
   int64_t tokens() const { return config.batch.nano_batches * config.batch.nano_batch_tokens; }
   double memory_gib() const { return machine.of(MachineNumber::kMemoryGib); }

@@ -78,10 +78,6 @@ Shown look(const fs::path& path) {
   return shown;
 }
 
-std::string count(int64_t number, const char* thing) {
-  return fmt::format("{} {}{}", with_thousands(number), thing, number == 1 ? "" : "s");
-}
-
 void print_tensors(const Shown& shown) {
   Table table({"tensor", "shape", "type", "files (pieces)"});
   for (size_t i = 0; i < shown.index.tensors.size(); ++i) {
@@ -121,14 +117,14 @@ void print(const Shown& shown, const ShowOptions& options) {
   };
   line("step", fmt::format("{}{}; the optimizer made {}", index.step,
                            steps == index.config.end() ? "" : " of " + steps->second,
-                           count(index.updates, "update")));
+                           counted(index.updates, "update")));
   line("run", index.run_id.empty() ? "without an id" : index.run_id);
   line("saved", day_and_time(shown.on_disk.date));
   line("weights", fmt::format("{}, {}, each with AdamW's two moments",
-                              count(std::ssize(index.tensors), "tensor"),
-                              count(shown.num_parameters, "parameter")));
+                              counted(std::ssize(index.tensors), "tensor"),
+                              counted(shown.num_parameters, "parameter")));
   line("size", fmt::format("{} in {} and the index", human_bytes(shown.on_disk.bytes),
-                           count(std::ssize(index.files), "file")));
+                           counted(std::ssize(index.files), "file")));
   line("data", index.data.empty() ? "not recorded" : index.data);
   const char* label = "written with";
   for (const auto& [what, value] : index.machine) {
@@ -192,8 +188,9 @@ void check_one(const fs::path& folder) {
   int64_t bytes = 0;
   for (const auto& [_, size] : index.files) bytes += size;
   fmt::print("{}: whole ({}, {} in {}, {})\n", folder.string(),
-             count(std::ssize(index.tensors), "tensor"), count(std::ssize(index.pieces), "piece"),
-             count(std::ssize(index.files), "file"), human_bytes(bytes));
+             counted(std::ssize(index.tensors), "tensor"),
+             counted(std::ssize(index.pieces), "piece"), counted(std::ssize(index.files), "file"),
+             human_bytes(bytes));
 }
 
 /// One damaged checkpoint does not hide the others: the first fault is thrown at the end.

@@ -1,11 +1,9 @@
 // distca data: text to a data set, and what a data set is like.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,7 +13,6 @@
 #include "cli/data_tokens.h"
 #include "cli/options.h"
 #include "cli/verbs.h"
-#include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
 #include "distca/base/text.h"
@@ -40,26 +37,6 @@ struct PrepareOptions {
 struct ShowDataOptions {
   std::filesystem::path prefix;
   bool json = false;
-};
-
-/// Counts files on one line of a terminal; silent elsewhere.
-class FileProgress {
- public:
-  explicit FileProgress(int64_t total) : total_(total), terminal_(isatty(STDERR_FILENO) == 1) {}
-  ~FileProgress() {
-    if (terminal_) std::fputs("\r\033[K", stderr);
-  }
-  void show(int64_t done) {
-    if (!terminal_ || since_shown_.seconds() < 0.1) return;
-    since_shown_.restart();
-    fmt::print(stderr, "\r{} of {} files", with_thousands(done), with_thousands(total_));
-    std::fflush(stderr);
-  }
-
- private:
-  int64_t total_;
-  bool terminal_;
-  Stopwatch since_shown_;
 };
 
 std::string percent(double part, double whole) {
@@ -140,8 +117,11 @@ void prepare_bytes(const PrepareOptions& options, std::span<const std::filesyste
   const TextFiles files = find_text_files(options.text, options.filter, made);
   TextCorpus corpus;
   {
-    FileProgress progress(static_cast<int64_t>(files.paths.size()));
-    corpus = write_byte_dataset(files.paths, out, [&](int64_t done) { progress.show(done); });
+    ProgressLine progress(/*every_s=*/std::numeric_limits<double>::infinity());
+    const std::string total = with_thousands(std::ssize(files.paths));
+    corpus = write_byte_dataset(files.paths, out, [&](int64_t done) {
+      progress.show(fmt::format("{} of {} files", with_thousands(done), total));
+    });
   }
   save_tokenizer(out,
                  {.vocab_size = kByteIds,

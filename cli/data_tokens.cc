@@ -1,13 +1,12 @@
 #include "cli/data_tokens.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <map>
 #include <optional>
 #include <span>
 
+#include "cli/options.h"
 #include "cli/python_verb.h"
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
@@ -21,40 +20,6 @@ namespace {
 
 constexpr std::string_view kVerb = "distca-tokenize";
 constexpr int64_t kUint16Ids = int64_t{1} << 16;
-
-/// Documents, tokens and time left: on one line of a terminal ten times a second, elsewhere a line
-/// every half minute.
-class TokenProgress {
- public:
-  explicit TokenProgress(int64_t bytes)
-      : bytes_(bytes), terminal_(isatty(STDERR_FILENO) == 1), every_s_(terminal_ ? 0.1 : 30) {}
-  ~TokenProgress() {
-    if (terminal_) std::fputs("\r\033[K", stderr);
-  }
-  TokenProgress(const TokenProgress&) = delete;
-  TokenProgress& operator=(const TokenProgress&) = delete;
-
-  void show(int64_t documents, int64_t tokens, int64_t read) {
-    if (since_shown_.seconds() < every_s_) return;
-    since_shown_.restart();
-    const double left_s = since_begin_.seconds() * static_cast<double>(bytes_ - read) /
-                          static_cast<double>(std::max<int64_t>(read, 1));
-    const auto left = static_cast<int64_t>(left_s);
-    // How much a pipe holds is not known.
-    const std::string until =
-        bytes_ > 0 ? fmt::format(", {}:{:02} left", left / 60, left % 60) : "";
-    fmt::print(stderr, "{}{} documents, {} tokens{}{}", terminal_ ? "\r" : "",
-               with_thousands(documents), with_thousands(tokens), until,
-               terminal_ ? "\033[K" : "\n");
-    std::fflush(stderr);
-  }
-
- private:
-  int64_t bytes_;
-  bool terminal_;
-  double every_s_;
-  Stopwatch since_begin_, since_shown_;
-};
 
 /// The tokenizer and its input, as its process describes them.
 struct About {
@@ -73,7 +38,6 @@ About about(PythonVerb& verb) {
   result.record.sha256 = field["sha256"].text();
   result.record.vocab_size = field["vocab_size"].integer(0);
   if (!json.at("eod_token_id").is_null()) {
-    result.record.appends_eod = true;
     result.record.eod_token = field["eod_token"].text();
     result.record.eod_token_id = field["eod_token_id"].integer(0);
   }
@@ -111,6 +75,16 @@ std::optional<Block> next_block(PythonVerb& verb) {
   return block;
 }
 
+/// Says how many documents and tokens there are after so many seconds, and the time left.
+std::string progress_text(const About& made, int64_t read, double seconds) {
+  const auto left = static_cast<int64_t>(seconds * static_cast<double>(made.bytes - read) /
+                                         static_cast<double>(std::max<int64_t>(read, 1)));
+  // How much a pipe holds is not known.
+  return fmt::format("{} documents, {} tokens{}", with_thousands(made.record.documents),
+                     with_thousands(made.record.tokens),
+                     made.bytes > 0 ? fmt::format(", {}:{:02} left", left / 60, left % 60) : "");
+}
+
 /// The totals of a data set's text.
 struct Counts {
   int64_t empty = 0, no_text = 0, text_bytes = 0;
@@ -126,7 +100,7 @@ void print_counts(const TokenizeOptions& options, const TokenizerRecord& record,
              options.by_line
                  ? ""
                  : fmt::format(" and {} binary or not UTF-8", with_thousands(counts.no_text)));
-  if (record.appends_eod) {
+  if (record.eod_token_id >= 0) {
     fmt::print("each ends with {} (id {})\n", record.eod_token, record.eod_token_id);
   } else {
     fmt::print("no end-of-document token\n");
@@ -136,11 +110,9 @@ void print_counts(const TokenizeOptions& options, const TokenizerRecord& record,
 }  // namespace
 
 void prepare_tokens(const TokenizeOptions& options) {
-  PythonVerb verb(
-      std::string(kVerb),
-      {options.tokenizer, options.by_line ? "lines" : "files", options.key,
-       std::to_string(options.workers), options.append_eod ? "append-eod" : "no-append-eod"},
-      PythonVerb::Input::kFromUs);
+  PythonVerb verb(std::string(kVerb), {options.tokenizer, options.by_line ? "lines" : "files",
+                                       options.key, std::to_string(options.workers),
+                                       options.append_eod ? "append-eod" : "no-append-eod"});
   // Not as words of the command, which may have no more than some megabytes.
   for (const std::filesystem::path& file : options.files) verb.write(file.native() + '\0');
   verb.end_input();
@@ -150,7 +122,8 @@ void prepare_tokens(const TokenizeOptions& options) {
       options.out, record.vocab_size <= kUint16Ids ? TokenType::kUint16 : TokenType::kInt32);
   Counts counts;
   {
-    TokenProgress progress(made.bytes);
+    ProgressLine progress(/*every_s=*/30);
+    const Stopwatch watch;
     while (const std::optional<Block> block = next_block(verb)) {
       std::span<const int32_t> ids(block->ids);
       for (const int64_t length : block->lengths) {
@@ -162,7 +135,7 @@ void prepare_tokens(const TokenizeOptions& options) {
       counts.empty += block->empty;
       counts.no_text += block->no_text;
       counts.text_bytes += block->text_bytes;
-      progress.show(record.documents, record.tokens, block->read);
+      progress.show(progress_text(made, block->read, watch.seconds()));
     }
   }
   DISTCA_THROW_IF(record.documents == 0, ErrorKind::kData, "{}: holds no text{}",

@@ -1,10 +1,13 @@
 """Figures of `distca report` that are drawn from metrics of runs and from predictions."""
 
+from collections import namedtuple
+from itertools import pairwise
 from statistics import median
 
 from distca_report_input import LEAST
 from distca_report_page import Figure
-from distca_report_svg import bars, bytes_text, evenly, legend, line_chart, number_text, scatter
+from distca_report_svg import bars, evenly, legend, line_chart, number_text, scatter
+from distca_trace_report import BYTE_UNITS, shown_bytes
 
 MOST_POINTS = 200  # A line has no more: then neighbouring steps are one, with their mean.
 # The classes of a predicted step's parts. A part without one is grey.
@@ -18,15 +21,10 @@ PREDICTED = "Predicted steps were not run: they are played by the prices of the 
 
 
 def thinned(points):
-    """At most MOST_POINTS points, each the mean of equally many neighbours."""
+    """At most MOST_POINTS points, each the mean of equally many neighbours; and of how many."""
     each = -(-len(points) // MOST_POINTS)
     groups = [points[at:at + each] for at in range(0, len(points), each)]
-    return [(group[len(group) // 2][0], sum(y for _, y in group) / len(group)) for group in groups]
-
-
-def thinning(points):
-    each = -(-len(points) // MOST_POINTS)
-    return [f"Each point is the mean of {each} steps."] if each > 1 else []
+    return [(group[len(group) // 2][0], mean([y for _, y in group])) for group in groups], each
 
 
 def time_unit(seconds):
@@ -47,10 +45,10 @@ def columns(series):
 
 
 def chart(heading, series, y_label, sources, assumes, from_zero=True):
-    longest = max((points for _, points in series), key=len)
-    series = [(name, thinned(points)) for name, points in series if points]
+    made = [(name, *thinned(points)) for name, points in series if points]
+    series, most = [(name, points) for name, points, _ in made], max(each for *_, each in made)
     return Figure(heading, line_chart(series, "step", y_label, heading, from_zero), sources,
-                  [*assumes, *thinning(longest)], columns(series))
+                  [*assumes, *[f"Each point is the mean of {most} steps."] * (most > 1)], columns(series))
 
 
 def balance_of_run(run):
@@ -74,16 +72,14 @@ def attention_of_run(run):
     rank, uneven = means.index(max(means)), max(means) / (mean(means) or 1)
     heading = f"Measured core attention: max/mean {uneven:.3f}, rank {rank} takes longest"
     waits = [line["waited_s"] for line in run.last_lines() if len(line.get("waited_s", ())) == len(means)]
-    waited = [1e3 * mean(of) for of in zip(*waits)] if waits else []
-    rows = [(f"rank {index}", [("k-attention", value, "core attention"),
-                               *([("k-wait", waited[index], "waiting")] if waited else [])], [],
-             f"{number_text(value)} ms" + (f" + {number_text(waited[index])} ms" if waited else ""))
-            for index, value in enumerate(means)]
-    keys = [("k-attention", "core attention"), ("k-wait", "waiting for messages, and for the last rank")]
-    keys = keys if waited else keys[:1]
-    table = (["rank", "core attention ms", *(["waited ms"] if waited else [])],
-             [[str(index), number_text(value), *([number_text(waited[index])] if waited else [])]
-              for index, value in enumerate(means)])
+    waited = [1e3 * mean(of) for of in zip(*waits)]
+    parts = [("k-attention", "core attention", "core attention", "core attention ms", means),
+             ("k-wait", "waiting", "waiting for messages, and for the last rank", "waited ms", waited)][:2 if waited else 1]
+    rows = [(f"rank {index}", [(kind, of[index], words) for kind, words, *_, of in parts], [],
+             " + ".join(f"{number_text(of[index])} ms" for *_, of in parts)) for index in range(len(means))]
+    keys = [(kind, meaning) for kind, _, meaning, *_ in parts]
+    table = (["rank", *(column for *_, column, _ in parts)],
+             [[str(index), *(number_text(of[index]) for *_, of in parts)] for index in range(len(means))])
     return Figure(heading, legend(keys) + bars(rows, "ms a step, mean of the steps", heading), [run.source()],
                   ["Core attention is the kernel's time in both passes: of the processor where a rank has one thread."],
                   table)
@@ -111,32 +107,27 @@ def condition(words):
     return words if words == "plain packing" else f"if {words}"
 
 
+# Bars of what tensors take: what their colours mean, and what counts.
+HELD = {"s0": ("measured, each rank", "Measured: the most that a rank's tensors took at a time since the run began. Ranks that are "
+                                      "threads, or share a GPU, share its tensors."),
+        "s1": ("predicted, the largest rank of a stage", "Predicted: what docs/memory.md counts, for train.device and comm.backend "
+                                                         "of the configuration.")}
+
+
 def memory(runs, predictions):
-    rows, assumes = [], []
-    for run in runs:
-        rows += [(f"{run.name}: rank {rank}", "measured", peak)
-                 for rank, peak in enumerate(run.peaks())]
-    for prediction in predictions:
-        rows += [(f"{prediction.name}: {name}", f"predicted, {prediction.machine}", peak)
-                 for name, _, peak in prediction.stages]
+    rows = [(f"{run.name}: rank {rank}", "s0", "measured", peak) for run in runs for rank, peak in enumerate(run.peaks())]
+    rows += [(f"{prediction.name}: {name}", "s1", f"predicted, {prediction.machine}", peak)
+             for prediction in predictions for name, _, peak in prediction.stages]
     if not rows:
         return None
-    name, how, most = max(rows, key=lambda row: row[2])
-    heading = f"Tensors take at most {bytes_text(most)} of a rank at a time, {how} ({name})"
-    drawn = [(name, [("s0" if how == "measured" else "s1", peak, how)], [], bytes_text(peak))
-             for name, how, peak in rows]
-    keys = []
-    if any(row[1] == "measured" for row in rows):
-        keys.append(("s0", "measured, each rank"))
-        assumes.append("Measured: the most that a rank's tensors took at a time since the run began. Ranks that are "
-                       "threads, or share a GPU, share its tensors.")
-    if any(row[1] != "measured" for row in rows):
-        keys.append(("s1", "predicted, the largest rank of a stage"))
-        assumes.append("Predicted: what docs/memory.md counts, for train.device and comm.backend of the configuration.")
-    return Figure(heading, legend(keys) + bars(drawn, "bytes", heading, bytes_text),
-                  [one.source() for one in (*runs, *predictions)], assumes,
+    name, _, how, most = max(rows, key=lambda row: row[3])
+    heading = f"Tensors take at most {shown_bytes(most)} of a rank at a time, {how} ({name})"
+    drawn = [(name, [(kind, peak, how)], [], shown_bytes(peak)) for name, kind, how, peak in rows]
+    used = {kind: words for kind, words in HELD.items() if any(row[1] == kind for row in rows)}
+    return Figure(heading, legend((kind, meaning) for kind, (meaning, _) in used.items()) + bars(drawn, "bytes", heading, shown_bytes),
+                  [one.source() for one in (*runs, *predictions)], [counted for _, counted in used.values()],
                   (("where", "how", "peak", "bytes"),
-                   [[name, how, bytes_text(peak), f"{peak:.0f}"] for name, how, peak in rows]))
+                   [[name, how, shown_bytes(peak), f"{peak:.0f}"] for name, _, how, peak in rows]))
 
 
 def memories(runs, predictions):
@@ -170,9 +161,9 @@ def memory_over_time(prediction):
     peaks = {stage.name: max(held for _, held in stage.points) for stage in prediction.memory}
     end = max([1e3 * prediction.step_s, *(stage.points[-1][0] for stage in stages)])
     largest = max(prediction.memory, key=lambda stage: peaks[stage.name])
-    *_, unit = bytes_text(peaks[largest.name]).split()
-    count = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
-    heading = (f"The memory of each stage over time: at most {bytes_text(peaks[largest.name])} ({largest.name}) "
+    *_, unit = shown_bytes(peaks[largest.name]).split()
+    count = 1024 ** BYTE_UNITS.index(unit)
+    heading = (f"The memory of each stage over time: at most {shown_bytes(peaks[largest.name])} ({largest.name}) "
                f"after {number_text(largest.peak_ms)} ms")
     series = [(f"{stage.name}, rank {stage.rank}",
                [(ms, held / count) for ms, held in as_steps(stage.points, end)]) for stage in stages]
@@ -181,11 +172,9 @@ def memory_over_time(prediction):
                "An operation holds the most that it ever takes from its begin to its end.", *left_out,
                *(f"{stage.name}: {peaks[stage.name]:,.0f} bytes after {number_text(stage.peak_ms)} ms, in "
                  f"{stage.operation}." for stage in stages)]
-    rows = []
-    for index in range(TIMES):
-        begin, until = (end * at / TIMES for at in (index, index + 1))
-        rows.append([f"{number_text(begin)} to {number_text(until)}",
-                     *(bytes_text(most_held(stage.points, begin, until)) for stage in stages)])
+    rows = [[f"{number_text(begin)} to {number_text(until)}",
+             *(shown_bytes(most_held(stage.points, begin, until)) for stage in stages)]
+            for begin, until in pairwise(end * at / TIMES for at in range(TIMES + 1))]
     return Figure(heading, line_chart(series, "ms", unit, heading), [prediction.source()], assumes,
                   (["most held, ms", *(stage.name for stage in stages)], rows))
 
@@ -200,19 +189,17 @@ class Parts:
         names = {part for _, parts, _ in stages for part, seconds in parts.items() if seconds}
         shown = [*(part for part in STAGE_PARTS if part in names), *sorted(names - STAGE_PARTS.keys())]
         totals = [sum(parts.values()) for _, parts, _ in stages]
-        visible = [part for part in shown if any(parts.get(part, 0) > 1e-3 * max(totals) for _, parts, _ in stages)]
+        visible = [(STAGE_PARTS.get(part, "k-other"), part) for part in shown
+                   if any(parts.get(part, 0) > 1e-3 * max(totals) for _, parts, _ in stages)]
         self.unit, self.factor = time_unit(max(totals, default=0))
         marks = [(kind, seconds * self.factor, words) for kind, seconds, words in marks]
-        rows = [(name, [(self.kind(part), parts.get(part, 0) * self.factor, part) for part in visible], marks,
+        rows = [(name, [(kind, parts.get(part, 0) * self.factor, part) for kind, part in visible], marks,
                  self.text(total)) for (name, parts, _), total in zip(stages, totals)]
-        keys = [*((self.kind(part), part) for part in visible), *((kind, words) for kind, _, words in marks)]
+        keys = [*visible, *((kind, words) for kind, _, words in marks)]
         self.drawing = legend(keys) + bars(rows, f"{self.unit} a step", "Parts of a step")
         self.table = (["", *(f"{part} {self.unit}" for part in shown)],
                       [[name, *(number_text(parts.get(part, 0) * self.factor) for part in shown)]
                        for name, parts, _ in stages])
-
-    def kind(self, part):
-        return STAGE_PARTS.get(part, "k-other")
 
     def text(self, seconds):
         return f"{number_text(seconds * self.factor)} {self.unit}"
@@ -244,36 +231,29 @@ def parts_of_search(search):
                    "Parts are means over all ranks."], parts.table)
 
 
-class Speed:
-    """How fast a setting is. tokens: those of a step. bounds: {what would be different: tokens a second}."""
-
-    def __init__(self, one, name, tokens_per_s, tokens, how, ranks, bounds):
-        self.source, self.name, self.tokens_per_s, self.how, self.ranks = one.source(), name, tokens_per_s, how, ranks
-        self.tokens, self.bounds = round(tokens), bounds
-
-    def kind(self):
-        return "s0" if self.how == "measured" else "s1"
+# How fast a setting is. tokens: those of a step. bounds: {what would be different: tokens a second}.
+Speed = namedtuple("Speed", "source name tokens_per_s tokens how ranks bounds")
 
 
 def speed_of_run(run):
     """The median over its steps with as many ranks as at its end, without the first, which still warms up."""
     lines = run.last_lines()[1:] or run.last_lines()
     step_s, tokens = (median(line[key] for line in lines) for key in ("step_s", "tokens"))
-    return Speed(run, run.name, tokens / step_s, tokens, "measured", run.ranks(), {})
+    return Speed(run.source(), run.name, tokens / step_s, round(tokens), "measured", run.ranks(), {})
 
 
 def speeds_of(runs, predictions, searches):
     speeds = [speed_of_run(run) for run in runs]
     for one in predictions:
         bounds = {words: one.tokens / seconds for words, seconds in one.bounds.items()}
-        how = f"predicted, {one.machine}"
-        speeds.append(Speed(one, one.name, one.tokens_per_s, one.tokens, how, one.ranks, bounds))
+        speeds.append(Speed(one.source(), one.name, one.tokens_per_s, round(one.tokens), f"predicted, {one.machine}", one.ranks,
+                            bounds))
     for search in searches:
         for (name, parts, _), (step_s, tokens_per_s) in zip(search.stages, search.speeds):
             busy = sum(parts.get(part, 0) for part in COMPUTED)
             bounds = {"no rank ever waited": step_s * tokens_per_s / busy} if busy >= LEAST else {}
-            speeds.append(Speed(search, name, tokens_per_s, step_s * tokens_per_s, f"predicted, {search.machine}",
-                                search.ranks, bounds))
+            speeds.append(Speed(search.source(), name, tokens_per_s, round(step_s * tokens_per_s),
+                                f"predicted, {search.machine}", search.ranks, bounds))
     return speeds
 
 
@@ -301,11 +281,12 @@ def speed_heading(speeds):
 def speed_figure(speeds):
     """A figure of settings whose steps have equally many tokens, on as many ranks of the same machine."""
     first, heading = speeds[0], speed_heading(speeds)
+    kind = "s0" if first.how == "measured" else "s1"
     bounds = [words for words in MARKS if any(words in speed.bounds for speed in speeds)]
-    rows = [(speed.name, [(speed.kind(), speed.tokens_per_s, speed.how)],
+    rows = [(speed.name, [(kind, speed.tokens_per_s, speed.how)],
              [(MARKS[words], speed.bounds[words], words) for words in bounds if words in speed.bounds],
              f"{number_text(speed.tokens_per_s)} tokens/s") for speed in speeds]
-    keys = [(first.kind(), first.how), *((MARKS[words], condition(words)) for words in bounds)]
+    keys = [(kind, first.how), *((MARKS[words], condition(words)) for words in bounds)]
     assumes = [f"All steps have {number_text(first.tokens)} tokens. The page cannot know whether model, documents and "
                "machine are the same, too.",
                "Measured: the median step of a run without its first. For a claim with an interval, runs must take "
@@ -355,21 +336,17 @@ def scaling(words, speeds):
 
 def beside_measured(runs, predictions):
     """The figure of steps that were predicted and run: their plans have the same hash."""
-    points, rows, sources = [], [], []
+    points, rows = [], []
     hashes = {line.get("plan_hash") for run in runs for line in run.lines}
     predictions = [one for one in predictions if one.plan_hash in hashes]
-    for series, one in enumerate(predictions):
-        for run in runs:
-            for line in run.lines:
-                if line.get("plan_hash") != one.plan_hash:
-                    continue
-                off = one.step_s / line["step_s"] - 1
-                text = f"{one.name} ({one.machine}), {run.name} step {line['step']}"
-                points.append((line["step_s"], one.step_s, series, f"{text}: off by {100 * off:+.1f} %"))
-                rows.append((abs(off), [one.name, one.machine, f"{run.name} step {line['step']}",
-                                        *(number_text(of) for of in (one.step_s, line["step_s"])),
-                                        f"{100 * off:+.1f} %"]))
-                sources += [source for source in (one.source(), run.source()) if source not in sources]
+    steps = [(series, one, run, line) for series, one in enumerate(predictions) for run in runs for line in run.lines
+             if line.get("plan_hash") == one.plan_hash]
+    for series, one, run, line in steps:
+        off = one.step_s / line["step_s"] - 1
+        text = f"{one.name} ({one.machine}), {run.name} step {line['step']}"
+        points.append((line["step_s"], one.step_s, series, f"{text}: off by {100 * off:+.1f} %"))
+        rows.append((abs(off), [one.name, one.machine, f"{run.name} step {line['step']}",
+                                *(number_text(of) for of in (one.step_s, line["step_s"])), f"{100 * off:+.1f} %"]))
     if not points:
         return None
     most = max(max(x, y) for x, y, *_ in points)
@@ -378,7 +355,8 @@ def beside_measured(runs, predictions):
                f"{len(points)} steps were predicted and measured: the farthest is off by {off:.1f} %")
     return Figure(heading, scatter(points, "measured s a step", "predicted s a step", heading,
                                    [("diagonal", [(0, 0), (most, most)], "predicted = measured")],
-                                   [one.name for one in predictions]), sources,
+                                   [one.name for one in predictions]),
+                  list(dict.fromkeys(source for _, one, run, _ in steps for source in (one.source(), run.source()))),
                   ["Steps belong together where plan_hash is the same: the same documents and plans.", PREDICTED,
                    "A measured step is one step: it has the noise of the machine, and a first step warms up."],
                   (("prediction", "machine", "step", "predicted s", "measured s", "off by"), [row for _, row in rows]))

@@ -5,8 +5,9 @@ import pathlib
 import tomllib
 from collections import namedtuple
 
+from distca_trace_file import Fault, fail, member, number, read_trace, shown
+from distca_trace_report import steps_of
 from distca_trace_sums import Analysis
-from distca_trace_file import Fault, fail, member, read_trace, shown
 
 LEAST, MOST = 1e-12, 1e18  # of what has a size
 LIKELY_TRACE = ('"traceEvents"', '"displayTimeUnit"')
@@ -35,13 +36,6 @@ def text_of(path):
         fail(f"{path}: cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:
         fail(f"{path}: byte {error.start + 1} is not UTF-8")
-
-
-def number(thing, key, least=0):
-    value = member(thing, key)
-    if type(value) not in (int, float) or not least <= value <= MOST:
-        raise Fault(f'"{key}" is {shown(value)}: expected a number from {least:g} to {MOST:g}')
-    return value
 
 
 def above_zero(thing, key):
@@ -127,8 +121,7 @@ class Run:
 
     def steps(self):
         """The first and the last of its steps, as words."""
-        first, last = self.lines[0]["step"], self.lines[-1]["step"]
-        return f"step {first}" if first == last else f"steps {first} to {last}"
+        return steps_of([line["step"] for line in self.lines])
 
     def values(self, key):
         """(step, value) of the lines that have it."""
@@ -156,8 +149,7 @@ class Trace:
         return names
 
     def steps(self):
-        steps = self.sums.numbers
-        return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+        return steps_of(self.sums.numbers)
 
     def source(self):
         machine = f", predicted for machine {self.machine}" if self.machine else ", measured"
@@ -168,31 +160,43 @@ class Trace:
 StageMemory = namedtuple("StageMemory", "name rank peak_ms operation points")
 
 
-class Prediction:
-    """A step that `distca simulate --json` predicted. memory: a StageMemory of each stage, none in older files."""
+class Predicted:
+    """What `distca simulate` printed of a step."""
 
     def __init__(self, path, root):
         self.name = self.file = str(path)
         try:
-            self.machine, self.plan_hash = member(root, "machine", str), member(root, "plan_hash", str)
-            self.step = number(root, "step")
-            self.step_s, self.tokens_per_s = above_zero(root, "step_s"), above_zero(root, "tokens_per_s")
-            self.tokens = self.step_s * self.tokens_per_s
-            self.bounds = {words: above_zero(root, key) for words, key in (
-                ("no rank ever waited", "busy_s"), ("only core attention were even", "even_attention_s"),
-                ("plain packing", "plain_packing_s")) if root.get(key) is not None or key != "plain_packing_s"}
-            self.last_check = number(root, "last_check", -MOST) if root.get("last_check") is not None else None
-            self.ranks = int(number(root, "ranks", 1)) if "ranks" in root else 0
-            self.loads = [numbers(root, key) if key in root else [] for key in ("load_before", "load_after")]
-            self.uneven = [number(root, key) if key in root else None for key in ("imbalance_before", "imbalance_after")]
-            if len(self.loads[0]) != len(self.loads[1]):
-                raise Fault('"load_before" and "load_after" have unequal lengths')
-            self.stages = [self.stage(stage) for stage in member(root, "stages", list)]
-            self.memory = [self.stage_memory(stage) for stage in root["stages"] if "memory" in stage]
-            self.better = [(member(one, "number", str), number(one, "step_shorter", -MOST), member(one, "source", str))
-                           for one in member(root, "better_by_a_fifth", list)]
+            self.machine, self.step = member(root, "machine", str), number(root, "step")
+            self.read(root)
         except Fault as fault:
-            fail(f"{path}: not what `distca simulate --json` prints: {fault}")
+            fail(f"{path}: not what `distca simulate {self.OPTIONS}` prints: {fault}")
+
+    def source(self):
+        return f"{self.file}, step {self.step}, predicted for machine {self.machine}"
+
+
+class Prediction(Predicted):
+    """A step that `distca simulate --json` predicted. memory: a StageMemory of each stage, none in older files."""
+
+    OPTIONS = "--json"
+
+    def read(self, root):
+        self.plan_hash = member(root, "plan_hash", str)
+        self.step_s, self.tokens_per_s = above_zero(root, "step_s"), above_zero(root, "tokens_per_s")
+        self.tokens = self.step_s * self.tokens_per_s
+        self.bounds = {words: above_zero(root, key) for words, key in (
+            ("no rank ever waited", "busy_s"), ("only core attention were even", "even_attention_s"),
+            ("plain packing", "plain_packing_s")) if root.get(key) is not None or key != "plain_packing_s"}
+        self.last_check = number(root, "last_check", -MOST) if root.get("last_check") is not None else None
+        self.ranks = int(number(root, "ranks", 1)) if "ranks" in root else 0
+        self.loads = [numbers(root, key) if key in root else [] for key in ("load_before", "load_after")]
+        self.uneven = [number(root, key) if key in root else None for key in ("imbalance_before", "imbalance_after")]
+        if len(self.loads[0]) != len(self.loads[1]):
+            raise Fault('"load_before" and "load_after" have unequal lengths')
+        self.stages = [self.stage(stage) for stage in member(root, "stages", list)]
+        self.memory = [self.stage_memory(stage) for stage in root["stages"] if "memory" in stage]
+        self.better = [(member(one, "number", str), number(one, "step_shorter", -MOST), member(one, "source", str))
+                       for one in member(root, "better_by_a_fifth", list)]
 
     def stage(self, stage):
         """Its name, the seconds of its parts by their names, and the most bytes of a rank."""
@@ -201,43 +205,36 @@ class Prediction:
         return name, parts, number(stage, "peak_bytes")
 
     def stage_memory(self, stage):
-        points = [(number({"ms": ms}, "ms"), number({"bytes": held}, "bytes")) for ms, held in
-                  (self.pair(point) for point in member(stage, "memory", list))]
+        points = [self.point(point) for point in member(stage, "memory", list)]
         if not points or points[0][0] != 0 or any(ms > after for (ms, _), (after, _) in zip(points, points[1:])):
             raise Fault('"memory" does not begin at 0 ms and ascend')
         return StageMemory(member(stage, "name", str), int(number(stage, "peak_rank")), number(stage, "peak_at_ms"),
                            member(stage, "peak_in", str), points)
 
     @staticmethod
-    def pair(point):
+    def point(point):
         if not isinstance(point, list) or len(point) != 2:
             raise Fault(f'"memory" has {shown(point)}: expected [ms, bytes]')
-        return point
-
-    def source(self):
-        return f"{self.file}, step {self.step}, predicted for machine {self.machine}"
+        return number({"ms": point[0]}, "ms"), number({"bytes": point[1]}, "bytes")
 
 
-class Search:
+class Search(Predicted):
     """Best settings, ours and rivals', that `distca simulate --find-best --json` found.
 
     stages: a setting each, as Prediction.stages. speeds: (step_s, tokens a second) of each.
     """
 
-    def __init__(self, path, root):
-        self.name = self.file = str(path)
+    OPTIONS = "--find-best --json"
+
+    def read(self, root):
         self.plan_hash, self.stages, self.speeds = None, [], []
-        try:
-            self.machine, self.ranks = member(root, "machine", str), int(number(root, "gpus", 1))
-            self.step = number(root, "step")
-            for one in member(root, "contestants", list):
-                name = member(one, "name", str)
-                for setting in member(one, "best", list)[:1]:
-                    self.speeds.append((above_zero(setting, "step_s"), above_zero(setting, "tokens_per_s")))
-                    self.stages.append((f"{name}: {self.words(setting)}", self.parts(member(setting, "parts_s")),
-                                        number(setting, "peak_bytes")))
-        except Fault as fault:
-            fail(f"{path}: not what `distca simulate --find-best --json` prints: {fault}")
+        self.ranks = int(number(root, "gpus", 1))
+        for one in member(root, "contestants", list):
+            name = member(one, "name", str)
+            for setting in member(one, "best", list)[:1]:
+                self.speeds.append((above_zero(setting, "step_s"), above_zero(setting, "tokens_per_s")))
+                self.stages.append((f"{name}: {self.words(setting)}", self.parts(member(setting, "parts_s")),
+                                    number(setting, "peak_bytes")))
 
     def words(self, setting):
         sizes = " x ".join(str(number(setting, key)) for key in ("tensor", "stages", "replicas"))
@@ -246,9 +243,6 @@ class Search:
     def parts(self, parts):
         member(parts, "attention")  # an object
         return {key.replace("_", " "): number(parts, key) for key in parts}
-
-    def source(self):
-        return f"{self.file}, step {self.step}, predicted for machine {self.machine}"
 
 
 def read_file(path):

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections import namedtuple
 
 from distca_report_svg import escaped, evenly
 
@@ -9,7 +10,7 @@ MOST_ROWS = 100
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-class Figure:
+class Figure(namedtuple("Figure", "heading drawing sources assumes table data", defaults=[None])):
     """A figure of the page.
 
     heading: a sentence that says what is seen. drawing: HTML, in which FIGURE stands for the figure's id. assumes:
@@ -17,14 +18,9 @@ class Figure:
     program draws, or None.
     """
 
-    def __init__(self, heading, drawing, sources, assumes, table, data=None):
-        self.heading, self.drawing, self.sources, self.assumes = heading, drawing, sources, assumes
-        self.table, self.data = table, data
-
     def named(self, name):
         """The figure, with a heading that begins with the input. For pages with several of a kind."""
-        self.heading = f"{name}: {self.heading[0].lower()}{self.heading[1:]}"
-        return self
+        return self._replace(heading=f"{name}: {self.heading[0].lower()}{self.heading[1:]}")
 
     def html(self, index):
         name = f"figure-{index}"

@@ -6,6 +6,8 @@ Colours are classes of distca_report.css, so a drawing follows the page's theme.
 import html
 import math
 
+from distca_trace_report import shown_bytes
+
 SERIES = 8  # classes s0 to s7
 PLOT_HEIGHT = 200
 BAR_ROW = 40  # the height of a bar and its name
@@ -33,16 +35,6 @@ def short_text(value):
         if abs(value) >= 10 * 10**power or power > 3 and abs(value) >= 10**power:
             return f"{value / 10**power:.4g} {letter}"
     return number_text(value)
-
-
-def bytes_text(count):
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1023.95:
-            break
-        count /= 1024
-    else:
-        unit = "TiB"
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
 def shortened(text, most):
@@ -161,14 +153,14 @@ def bars(rows, unit, title, text_of=number_text):
     shown = evenly(rows, MOST_BARS)
     longest = max([sum(value for _, value, _ in parts) for _, parts, _, _ in shown]
                   + [value for _, _, marks, _ in shown for _, value, _ in marks], default=0) or 1
-    drawn, bottom, of_bytes = [], len(shown) * BAR_ROW, text_of is bytes_text
+    drawn, bottom, of_bytes = [], len(shown) * BAR_ROW, text_of is shown_bytes
     for tick in Scale(0, longest, 4, 1024 ** max(0, math.floor(math.log(longest, 1024))) if of_bytes else 1).ticks:
         if tick > longest:
             continue
         where, anchor = percent(tick / longest), "start" if tick == 0 else "end" if tick > 0.93 * longest else "middle"
         drawn.append(f'<line class="rule" x1="{where}" x2="{where}" y1="16" y2="{bottom}"/>'
                      f'<text class="tick {anchor}" x="{where}" y="{bottom + 14}">'
-                     f"{escaped(bytes_text(tick) if of_bytes else short_text(tick))}</text>")
+                     f"{escaped(shown_bytes(tick) if of_bytes else short_text(tick))}</text>")
     drawn += [bar(index * BAR_ROW, row, longest, text_of) for index, row in enumerate(shown)]
     note = f"<p>{len(shown)} of {len(rows)} rows are drawn.</p>" if len(shown) < len(rows) else ""
     return (f'<svg class="bars" role="img" height="{bottom + 34}" aria-label="{escaped(title)}">{"".join(drawn)}'
@@ -219,7 +211,7 @@ def heat_map(matrix, names, title):
                 shades[level - 1].append(f"M{x} {y}h{wide - 1}v{high - 1}h{1 - wide}z")
             if size <= 12 and value:
                 parts.append(f'<text class="cell{" on" * (level > 4)}" x="{x + wide / 2:g}" y="{y + high / 2 + 4:g}">'
-                             f"{bytes_text(value)}</text>")
+                             f"{shown_bytes(value)}</text>")
     parts[1:1] = [f'<path class="m{level}" d="{"".join(cells)}"/>' for level, cells in enumerate(shades, 1) if cells]
     every = max(1, math.ceil(22 / wide)) if size > 12 else 1
     for index in range(0, size, every):

@@ -3,7 +3,8 @@
 from collections import Counter, defaultdict, namedtuple
 
 from distca_report_page import Figure
-from distca_report_svg import bars, bytes_text, escaped, evenly, heat_map, legend, number_text
+from distca_report_svg import bars, escaped, evenly, heat_map, legend, number_text
+from distca_trace_report import having, shown_bytes
 from distca_trace_sums import stretches
 
 MOST_EVENTS = 40_000  # of all timelines of a page, some 17 bytes each
@@ -99,15 +100,14 @@ def lanes_of(span, events):
 
 def joined(lane, shortest):
     """The lane with neighbours that together take less than the shortest as one, of the kind that takes longest."""
-    pieces, groups, begin = [], [], None
+    pieces, groups = [], []
     for piece in lane:
         if piece.end - piece.begin >= shortest:
             pieces.append(piece)
-        elif groups and piece.end - begin < shortest:
+        elif groups and piece.end - groups[-1][0].begin < shortest:
             groups[-1].append(piece)
         else:
             groups.append([piece])
-            begin = piece.begin
     for group in groups:
         if len(group) > 1:
             times = Counter()
@@ -158,7 +158,7 @@ def timeline(trace, most_events):
 def operations(trace):
     rows, steps = [], len(trace.sums.numbers)
     for name, times in trace.sums.operations.items():
-        ranks = max(1, sum(ns > 0 for ns in times["rank_ns"]))
+        ranks = having(times)
         rows.append([name, str(times["count"] // steps // ranks),
                      number_text(sum(times["rank_ns"]) * 1e-6 / steps / ranks),
                      number_text(max(times["rank_ns"]) * 1e-6 / steps)])
@@ -242,7 +242,7 @@ def exchange_matrix(trace):
     total, (most, rank, peer) = sum(pair[0] for pair in pairs), pairs[0]
     numbers = [str(what.get("rank", place)) for place, what in enumerate(trace.other["ranks"])]
     to = "its neighbours" if peer == rank else f"rank {numbers[peer]}"
-    heading = f"Ranks send {bytes_text(total)} a step, the most from rank {numbers[rank]} to {to}: {bytes_text(most)}"
+    heading = f"Ranks send {shown_bytes(total)} a step, the most from rank {numbers[rank]} to {to}: {shown_bytes(most)}"
     assumes = [*assumes_of(trace), "All messages count, sums of gradients too, as means over the traced steps.",
                "A trace says what a rank sends and receives in each exchange. Where it has several peers in it, bytes "
                "are divided so that the sums of senders and receivers hold."]
@@ -250,8 +250,8 @@ def exchange_matrix(trace):
         assumes.append("Bytes are those of the ranks in the file. The diagonal is what a rank sends the neighbours for "
                        "which it stands.")
     if outside:
-        assumes.append(f"Another {bytes_text(outside)} a step go to ranks that the file does not have.")
-    rows = [[names[rank], names[peer], bytes_text(count), str(count)] for count, rank, peer in pairs[:MOST_PAIRS]]
+        assumes.append(f"Another {shown_bytes(outside)} a step go to ranks that the file does not have.")
+    rows = [[names[rank], names[peer], shown_bytes(count), str(count)] for count, rank, peer in pairs[:MOST_PAIRS]]
     if len(pairs) > MOST_PAIRS:
         assumes.append(f"The numbers are those of the {MOST_PAIRS} largest of {len(pairs):,} pairs.")
     return Figure(heading, heat_map(matrix, numbers, heading), [trace.source()], assumes,

@@ -1,8 +1,8 @@
 """Where each millisecond of traced steps went: `distca trace` goes on as this program (cli/trace.cc).
 
-  python3 distca-trace FILE [--against FILE] [--json]
+  python3 distca-trace FILE AGAINST {json|text}
 
-docs/trace.md has the definitions. All times are whole nanoseconds, until they are printed.
+AGAINST is another trace, or empty. docs/trace.md has the definitions. All times are whole nanoseconds, until they are printed.
 """
 
 import json
@@ -23,7 +23,7 @@ def analysis_of(path):
 
 def report_of(path, against):
     """What is printed of a trace or, with another one, of how that differs: in the steps that both have, if there are any."""
-    if against is None:
+    if not against:
         return Report(analysis_of(path))
     traces = [(one, *read_trace(one)) for one in (path, against)]
     steps = [{event.step for event in events if event.kind == "step"} for *_, events in traces]
@@ -34,18 +34,12 @@ def report_of(path, against):
 
 
 def main():
-    path, *options = sys.argv[1:]
-    options, against, as_json = iter(options), None, False
-    for option in options:
-        if option == "--against":
-            against = next(options)
-        else:
-            as_json = True
+    path, against, form = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         report = report_of(path, against)
-        text = json.dumps(report.json(), sort_keys=True, separators=(",", ":")) + "\n" if as_json else report.text()
+        text = report.text() if form == "text" else json.dumps(report.json(), sort_keys=True, separators=(",", ":")) + "\n"
         with open(1, "w", encoding="utf-8", closefd=False) as out:
             out.write(text)
     except MemoryError:

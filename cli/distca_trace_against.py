@@ -55,9 +55,8 @@ class Against:
         self.parts = self.differences(lambda part, operation, rank: part)
         self.operations = self.differences(lambda part, operation, rank: (part, operation))
         self.ranks = self.differences(lambda part, operation, rank: rank, of_ranks=1)
-        self.of_rank = {}  # by place: what differs most
-        for most in self.differences(lambda part, operation, rank: (rank, part, operation), of_ranks=1):
-            self.of_rank.setdefault(most.name[0], most)
+        most_last = reversed(self.differences(lambda part, operation, rank: (rank, part, operation), of_ranks=1))
+        self.of_rank = {one.name[0]: one for one in most_last}  # by place: what differs most
 
     def differences(self, name_of, of_ranks=None):
         """The times of each name, the mean of so many ranks (None: of all); what differs most first."""

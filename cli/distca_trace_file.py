@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections import namedtuple
+from operator import itemgetter
 
 KINDS = ("step", "compute", "copy", "launch", "wait", "flight")  # as distca/trace/chrome.cc names them
 MOST_US = 9e12  # 2^53 ns are 104 days: beyond them microseconds in a double lose nanoseconds
@@ -15,6 +16,7 @@ Event = namedtuple("Event", "rank kind operation begin end step layer micro_batc
 # Of an event's "args", those that it may lack.
 ABSENT = {"layer": -1, "micro_batch": -1, "nano_batch": -1, "tick": -1, "tag": 0, "from": (), "to": (), "bytes": 0,
           "received_bytes": 0, "flops": 0}
+ARGUMENTS = itemgetter("step", *ABSENT)  # in the order of an Event
 
 
 class Fault(Exception):
@@ -43,7 +45,7 @@ def member(thing, key, kind=object):
     return thing[key]
 
 
-def number(thing, key, least, most):
+def number(thing, key, least=0, most=1e18):
     value = member(thing, key)
     if type(value) not in (int, float) or not least <= value <= most:
         raise Fault(f'"{key}" is {shown(value)}: expected a number from {least:g} to {most:g}')
@@ -84,9 +86,7 @@ def event_of(line):
             integer(value, key)
     more = {**ABSENT, **given}
     operation = operation_of(member(line, "name", str), more["layer"], more["nano_batch"])
-    return Event(integer(member(line, "pid"), "pid"), line["cat"], operation, begin, begin + length, more["step"],
-                 more["layer"], more["micro_batch"], more["nano_batch"], more["tick"], more["tag"], more["from"],
-                 more["to"], more["bytes"], more["received_bytes"], more["flops"])
+    return Event(integer(member(line, "pid"), "pid"), line["cat"], operation, begin, begin + length, *ARGUMENTS(more))
 
 
 def compact(thing):
@@ -109,7 +109,7 @@ def check_other(other):
         if member(rank, "role") not in ("worker", "server"):
             raise Fault(f'"role" is {shown(rank["role"])}: expected worker or server')
         for key, least in (("clock_offset_s", -1e18), ("clock_drift", -1), ("clock_uncertainty_s", 0)):
-            number(rank, key, least, 1e18)
+            number(rank, key, least)
         for key in ("stage", "tensor", "rank"):
             integer(rank.get(key, 0), key)
     if "predicted" in other:

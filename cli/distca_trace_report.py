@@ -2,9 +2,11 @@
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 from distca_trace_sums import LAUNCH, sum_of
+
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def shown_ms(value):
@@ -12,17 +14,15 @@ def shown_ms(value):
 
 
 def shown_bytes(count):
-    if count < 1024:
-        return f"{count} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
-        count /= 1024
-        if count < 1023.95:  # else it would be printed as 1024.0
-            break
-    return f"{count:.1f} {unit}"
+    at = 0
+    while count >= 1023.95 and at < len(BYTE_UNITS) - 1:  # else it would be printed as 1024.0
+        count, at = count / 1024, at + 1
+    return f"{count:.{min(at, 1)}f} {BYTE_UNITS[at]}"
 
 
 def steps_of(numbers):
-    return f"steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"step {numbers[0]}"
+    first, last = numbers[0], numbers[-1]
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def table(header, rows):

@@ -209,6 +209,7 @@ class Analysis:
 
 
 def sum_of(counters):
+    """One Counter, which grows in place: `sum` would copy it for each rank."""
     total = Counter()
     for counter in counters:
         total.update(counter)

@@ -7,13 +7,11 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "cli/options.h"
 #include "cli/start_ranks.h"
 #include "cli/verbs.h"
-#include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
@@ -135,27 +133,26 @@ std::string describe_data(const Config& config) {
 Json to_json(const Config& config, const Source& source, int workers, PositionLosses& losses) {
   const DataBlend data(config.data.prefix);
   const double loss = losses.mean().value();
-  Json json = {{"weights", source.words},
-               {"data", config.data.prefix},
-               {"documents", data.num_documents()},
-               {"tokens", data.num_tokens()},
-               {"max_document_tokens", config.batch.max_document_tokens},
-               {"dtype", long_name(config.model.dtype)},
-               {"workers", workers},
-               {"loss", loss},
-               {"perplexity", std::exp(loss)},
-               {"targets", 0},
-               {"by_position", Json::array()}};
+  Json bands = Json::array();
   int64_t targets = 0;
   for (const PositionBand& band : losses.bands()) {
     targets += band.targets;
-    json["by_position"].push_back({{"begin", band.begin},
-                                   {"end", band.end},
-                                   {"loss", band.loss()},
-                                   {"targets", band.targets}});
+    bands.push_back({{"begin", band.begin},
+                     {"end", band.end},
+                     {"loss", band.loss()},
+                     {"targets", band.targets}});
   }
-  json["targets"] = targets;
-  return json;
+  return {{"weights", source.words},
+          {"data", config.data.prefix},
+          {"documents", data.num_documents()},
+          {"tokens", data.num_tokens()},
+          {"max_document_tokens", config.batch.max_document_tokens},
+          {"dtype", long_name(config.model.dtype)},
+          {"workers", workers},
+          {"loss", loss},
+          {"perplexity", std::exp(loss)},
+          {"targets", targets},
+          {"by_position", std::move(bands)}};
 }
 
 void print_for_people(const Config& config, const Json& json) {
@@ -177,10 +174,9 @@ void print_for_people(const Config& config, const Json& json) {
 
 /// Shows on a terminal how far the evaluation is.
 void show(double share) {
-  static Stopwatch since_shown;
-  if (!standard_error().is_terminal() || since_shown.seconds() < 0.1) return;
-  since_shown.restart();
-  standard_error().progress(fmt::format("evaluating: {:.0f} %", std::floor(100 * share)));
+  static PacedProgress progress;
+  if (!standard_error().is_terminal()) return;
+  progress(fmt::format("evaluating: {:.0f} %", std::floor(100 * share)));
 }
 
 std::vector<std::string> rank_command(const EvaluateArguments& arguments) {
@@ -248,7 +244,7 @@ void add_evaluate(CLI::App& app, int* exit_code) {
   verb->add_option("--workers", arguments->workers,
                    "Local workers to start, as of distca train; leave it out under torchrun, Slurm "
                    "or Open MPI")
-      ->check(whole_range(1, kMostRanks));
+      ->check(in_range(1, kMostRanks));
   verb->add_flag("--json", arguments->json, "Print the result as one JSON object");
   verb->footer("Example:  distca evaluate runs/demo --data data/stdlib --workers 2");
   verb->callback([=] { *exit_code = run_evaluate(*arguments); });

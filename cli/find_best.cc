@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "cli/best_found.h"
+#include "cli/options.h"
 #include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/error.h"
@@ -24,11 +23,10 @@ constexpr size_t kColumns = 100;  // text is broken there
 std::string gib_text(double bytes) { return fmt::format("{:.1f}", bytes / 0x1p30); }
 std::string percent_text(double share) { return fmt::format("{:.1f}", 100 * share); }
 
-std::string factors_text(int tensor, int stages, int replicas) {
-  return fmt::format("{} x {} x {}", tensor, stages, replicas);
-}
-std::string factors_text(const Setting& setting) {
-  return factors_text(setting.tensor, setting.stages, setting.replicas);
+/// "8 x 1 x 4", by a Setting or a Division.
+template <typename Divided>
+std::string factors_text(const Divided& of) {
+  return fmt::format("{} x {} x {}", of.tensor, of.stages, of.replicas);
 }
 
 std::string words_text(const Search& search, const Setting& setting) {
@@ -45,7 +43,7 @@ std::vector<std::string> setting_cells(const PlayedSetting& played) {
           order_of(setting),
           std::string(recompute_name(setting.recompute)),
           fmt::format("{:.4f}", played.seconds),
-          gib_text(played.peak.total())};
+          gib_text(played.fullest().peak.total())};
 }
 std::vector<std::string> cells_of(std::initializer_list<std::string> before,
                                   std::vector<std::string> cells,
@@ -81,10 +79,10 @@ void print_best_of_ours(const Search& search) {
   Table table(header);
   const std::vector<PlayedSetting>& best = search.found[0].best;
   for (size_t i = 0; i < best.size(); ++i) {
-    std::vector<std::string> cells = cells_of(
-        {std::to_string(i + 1)}, setting_cells(best[i]),
-        {own_text(search.own_of_ours[i]), with_thousands(std::llround(best[i].tokens_per_s)),
-         percent_text(best[i].share_of_peak)});
+    std::vector<std::string> cells =
+        cells_of({std::to_string(i + 1)}, setting_cells(best[i]),
+                 {own_text(search.own[0][i]), with_thousands(std::llround(best[i].tokens_per_s)),
+                  percent_text(best[i].share_of_peak)});
     for (const Loss& loss : kLosses)
       cells.push_back(percent_text(loss.seconds(best[i]) / best[i].seconds));
     table.add_row(std::move(cells));
@@ -105,10 +103,8 @@ std::string main_loss(const PlayedSetting& played, const PlayedSetting& best) {
 
 std::string too_large_text(const TooLarge& nearest) {
   const MemoryParts& bytes = nearest.bytes;
-  const auto most = std::ranges::max_element(bytes.bytes) - bytes.bytes.begin();
   return fmt::format("does not fit: {} GiB at least, {} of them {}", gib_text(bytes.total()),
-                     gib_text(bytes.bytes[static_cast<size_t>(most)]),
-                     memory_part_name(static_cast<MemoryPart>(most)));
+                     gib_text(bytes.of(bytes.largest())), memory_part_name(bytes.largest()));
 }
 
 std::string counts_text(const Search& search, const Found& found) {
@@ -140,7 +136,7 @@ void print_divisions(const Search& search) {
   Table table(cells_of({}, kSettingHeader, {"longer by %", "mainly"}));
   for (const Division& of : ours.divisions) {
     if (!of.best) {
-      table.add_row({factors_text(of.tensor, of.stages, of.replicas), "-", "-", "-", "-", "-", "-",
+      table.add_row({factors_text(of), "-", "-", "-", "-", "-", "-",
                      of.nearest ? too_large_text(*of.nearest) : "cannot be planned"});
       continue;
     }
@@ -164,7 +160,7 @@ void print_best_against_best(const Search& search) {
     table.add_row(cells_of(
         {found.contestant.name}, setting_cells(best),
         {percent_text(best.share_of_peak), fmt::format("{:.3f}", best.seconds / ours.seconds),
-         own_text(search.own[i]), ratios.empty() ? "-" : range_text(ratios, "{:.3f}"),
+         own_text(search.own[i][0]), ratios.empty() ? "-" : range_text(ratios, "{:.3f}"),
          i == 0 ? "" : main_loss(best, ours)}));
   }
   fmt::print("\n{}\n", table.to_string());
@@ -215,7 +211,7 @@ std::string reasons(const Found& ours) {
 
 /// The best setting with the documents of its own run. Empty if it cannot be planned for them.
 std::string own_reasons(const Search& search) {
-  const OwnSteps& own = search.own[0];
+  const OwnSteps& own = search.own[0][0];
   if (own.empty()) return "";
   return fmt::format(
       " With the documents of the run itself, {} take {} s, {} tokens/s at the slowest.",
@@ -255,7 +251,7 @@ void print_limits(const Search& search) {
                        "\"own cuts\" is its step, which distca simulate predicts for the words, "
                        "and \"of ours, steps\" the least and the most of {}.",
                        with_thousands(search.config.batch.max_document_tokens), search.nano_batches,
-                       steps_text(search, search.own[0].size())),
+                       steps_text(search, search.own[0][0].size())),
            kColumns),
       wrap("Kept from the configuration: all other keys, parallel.use_distributed_optimizer among "
            "them. Recomputation is the least that fits.",
@@ -286,8 +282,7 @@ void print_search(const Search& search) {
   print_limits(search);
 }
 
-/// Shows how far the search is: on one line of a terminal ten times a second, elsewhere a line
-/// every ten seconds.
+/// Shows how far the search is.
 class FindProgress {
  public:
   explicit FindProgress(size_t contestants) : contestants_(contestants) {}
@@ -298,9 +293,7 @@ class FindProgress {
       ++number_;
       of_contestant_.restart();
     }
-    if (since_shown_.seconds() < (standard_error().is_terminal() ? 0.1 : 10)) return;
-    since_shown_.restart();
-    standard_error().progress(fmt::format(
+    show_(fmt::format(
         "{}, {} of {}: {} settings tried, at most {} left, {:.0f} s", contestant.name, number_,
         contestants_, tried, left,
         of_contestant_.seconds() / static_cast<double>(tried) * static_cast<double>(left)));
@@ -309,7 +302,8 @@ class FindProgress {
  private:
   size_t contestants_, number_ = 0;
   std::string name_;
-  Stopwatch since_shown_, of_contestant_;
+  Stopwatch of_contestant_;
+  PacedProgress show_;
 };
 
 /// The contestants of a search: ours, and those of the rivals that are asked for.
@@ -362,24 +356,20 @@ Config finest(Config config) {
 }  // namespace
 
 std::string find_best_setting(const StepArguments& asked, const Config& config,
-                              const Machine& machine, const FindBestArguments& find) {
+                              const Machine& machine, const FindBestArguments& find, bool as_json) {
   StepArguments of_gpus = asked;
   of_gpus.workers = find.gpus;
   Config alone = finest(config);  // every GPU a server: nothing is larger
   alone.parallel.tensor_model_parallel_size = alone.parallel.pipeline_model_parallel_size = 1;
   const std::vector<Contestant> contestants = contestants_of(find);
   const AskedStep step = asked_step(alone, of_gpus);
-  check_sizes_of(alone, step);
   Search search{.config = config,
                 .machine = machine,
                 .gpus = find.gpus,
                 .step = asked.step,
                 .nano_batches = std::ssize(step.batch),
                 .notes = step.notes,
-                .command = train_command(asked, config),
-                .found = {},
-                .own = {},
-                .own_of_ours = {}};
+                .command = train_command(asked, config)};
   search.found = find_best({.config = config,
                             .batch = step.batch,
                             .is_first_step = asked.step == 1,
@@ -391,7 +381,7 @@ std::string find_best_setting(const StepArguments& asked, const Config& config,
   standard_error().keep_progress();
   standard_error().finish(kConsolePatience);
   const std::string json = canonical_json(json_of(search));
-  if (find.json) {
+  if (as_json) {
     fmt::print("{}", json);
   } else {
     print_search(search);

@@ -127,31 +127,18 @@ Prompt read_prompt(const GenerateArguments& arguments, const LlamaConfig& model,
   return prompt;
 }
 
-/// The logits of all tokens of the prompt, [T, V] fp32.
-class LogitsFile {
- public:
-  LogitsFile(const fs::path& path, int64_t tokens, int64_t vocabulary) : file_(path) {
-    file_.write(safetensors_header({{.name = "logits", .shape = {tokens, vocabulary}}}, {}));
-  }
-  void add(const at::Tensor& rows) {
-    const at::Tensor all = rows.contiguous();
-    file_.write(std::span(static_cast<const std::byte*>(all.const_data_ptr()), all.nbytes()));
-  }
-  void commit() { file_.commit(); }
-
- private:
-  AtomicFile file_;
-};
-
-/// Gives the decoder the prompt; gives x of its last token, [1, C].
+/// Gives the decoder the prompt; gives x of its last token, [1, C]. The logits of all its tokens,
+/// [T, V] fp32, go into the file, if there is one.
 at::Tensor feed_prompt(const Llama& model, Decoder& decoder, const std::vector<int64_t>& prompt,
-                       LogitsFile* file) {
+                       std::optional<AtomicFile>& file) {
   const at::Tensor ids = at::tensor(prompt, at::kLong);
   at::Tensor x;
   while (decoder.tokens() < ids.size(0)) {
     const int64_t count = std::min(kPartTokens, ids.size(0) - decoder.tokens());
     x = decoder.feed(ids.narrow(0, decoder.tokens(), count));
-    if (file) file->add(model.logits(x));
+    if (!file) continue;
+    const at::Tensor rows = model.logits(x).contiguous();
+    file->write(std::span(static_cast<const std::byte*>(rows.const_data_ptr()), rows.nbytes()));
   }
   return x.slice(0, -1);
 }
@@ -173,15 +160,18 @@ void generate(const GenerateArguments& arguments) {
       arguments.ids ? id_words() : tokenizer_of(folder, special.before_prompt);
   const Prompt prompt = read_prompt(arguments, config, *tokenizer);
   const HuggingFaceWeights weights(folder, config);
-  std::optional<LogitsFile> file;
-  if (!arguments.logits.empty())
-    file.emplace(arguments.logits, std::ssize(prompt.ids), config.vocab_size);
+  std::optional<AtomicFile> file;
+  if (!arguments.logits.empty()) {
+    const std::vector<int64_t> shape = {std::ssize(prompt.ids), config.vocab_size};
+    file.emplace(arguments.logits)
+        .write(safetensors_header({{.name = "logits", .shape = shape}}, {}));
+  }
 
   const c10::AutoGradMode no_grad(false);
   const Llama model(config, /*seed=*/0, /*cuda_device=*/-1);
   load_weights(weights, model);
   Decoder decoder(model, prompt.most, at::get_num_threads());
-  at::Tensor x = feed_prompt(model, decoder, prompt.ids, file ? &*file : nullptr);
+  at::Tensor x = feed_prompt(model, decoder, prompt.ids, file);
   if (file) file->commit();
   Sampler sampler(arguments.sampling, static_cast<uint64_t>(arguments.seed));
   // Printed once a token follows, because what is wrong with the weights is known then.

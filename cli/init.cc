@@ -54,7 +54,7 @@ void init(const InitOptions& options) {
   options.out.write(fmt::format("random weights from the seed {}, of the shape of {}", options.seed,
                                 file.string()),
                     {.tensors = std::move(tensors),
-                     .contents = {.config = config, .metadata = {}, .beside = std::move(beside)},
+                     .contents = {.config = config, .beside = std::move(beside)},
                      .read = [&](size_t tensor, std::span<std::byte> bytes) {
                        draw(table[tensor], options.seed, bytes);
                      }});

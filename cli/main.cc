@@ -8,9 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -18,16 +16,44 @@
 #include <exception>
 #include <filesystem>
 #include <memory>
+#include <sstream>
 
-#include "cli/help.h"
 #include "cli/verbs.h"
 #include "distca/base/build_info.h"
+#include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/base/text.h"
 
 namespace {
+
+/// How `--help` looks: options next to their descriptions, in at most 100 columns.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(kNames); }
+
+  /// The description of an option, broken into lines. An indented line stays indented.
+  std::string make_option_desc(const CLI::Option* option) const override {
+    std::string text;
+    std::istringstream lines(option->get_description());
+    for (std::string line; std::getline(lines, line);) {
+      const size_t indent = line.find_first_not_of(' ');
+      size_t shift = indent;
+      for (const std::string& piece :
+           distca::wrapped(line.substr(indent), kMeanings - indent - 2)) {
+        if (!text.empty()) text += '\n';
+        text.append(shift, ' ');
+        text += piece;
+        shift = indent > 0 ? indent + 2 : 0;
+      }
+    }
+    return text;
+  }
+
+ private:
+  static constexpr size_t kNames = 34, kMeanings = 100 - kNames;
+};
 
 /// Data sets, ranks and their connections each have descriptors, and 1,024 are few.
 void take_more_descriptors() {
@@ -123,7 +149,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", version_text());
   app.footer("Try:  distca data prepare --text docs --tokenizer byte --out data/docs");
-  app.formatter(std::make_shared<distca::cli::HelpFormatter>());
+  app.formatter(std::make_shared<HelpFormatter>());
   distca::cli::add_data(app);
   distca::cli::add_plan(app);
   distca::cli::add_simulate(app);
@@ -144,16 +170,14 @@ int run(int argc, char** argv) {
 #if defined(DISTCA_TORCH_PROGRAM)
   distca::cli::add_train(app, &exit_code,
                          [argv](const auto&, const auto&) { return become_torch_program(argv); });
+  const auto is_meant = [&](const CLI::App* verb) { return verb->get_name() == argv[1]; };
+  if (argc < 2 || app.get_subcommands(is_meant).empty()) become_torch_program(argv);
 #elif !defined(DISTCA_WITH_TORCH)
   distca::cli::add_train(app, &exit_code, [](const auto&, const auto&) -> int {
     throw distca::Error(distca::ErrorKind::kUsage,
                         "train: this distca is built without PyTorch: it takes --dry-run and "
                         "--print-config, and trains nothing");
   });
-#endif
-#ifdef DISTCA_TORCH_PROGRAM
-  const auto is_meant = [&](const CLI::App* verb) { return verb->get_name() == argv[1]; };
-  if (argc < 2 || app.get_subcommands(is_meant).empty()) become_torch_program(argv);
 #endif
   try {
     app.parse(argc, argv);
@@ -197,8 +221,8 @@ int main(int argc, char** argv) {
   // tokens lie a page apart, and translating their addresses slows the attention kernel otherwise.
   // A value that is there already stays.
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
-  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
-  setenv(distca::kStartedAt, fmt::format("{:.3f}", now.count()).c_str(), /*overwrite=*/0);
+  const std::string now = fmt::format("{:.3f}", distca::wall_seconds());
+  setenv(distca::kStartedAt, now.c_str(), /*overwrite=*/0);
   // A file that may not grow (ulimit -f) is a failed write like any other.
   std::signal(SIGXFSZ, SIG_IGN);
   const int exit_code = run_and_report(argc, argv);

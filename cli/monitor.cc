@@ -36,8 +36,7 @@ struct MonitorArguments {
 class Events {
  public:
   explicit Events(const MonitorArguments& arguments)
-      : verb_(kVerb, {arguments.tensorboard, std::filesystem::absolute(arguments.run)},
-              PythonVerb::Input::kFromUs) {
+      : verb_(kVerb, {arguments.tensorboard, std::filesystem::absolute(arguments.run)}) {
     expect_good();
   }
   void add(const std::string& line) {
@@ -77,7 +76,8 @@ class Monitor {
   /// Returns when the run has ended.
   void follow() {
     bool is_written = run_.is_written();
-    if (news_.lines.empty() && is_written) progress_.await("the first step");
+    if (news_.lines.empty() && is_written)
+      standard_output().progress_after(kSignOfLifeSeconds, "the first step is under way");
     while (true) {
       show_news();
       if (news_.lines.empty()) {
@@ -88,9 +88,9 @@ class Monitor {
       news_ = run_.read();
     }
     if (!last_) {
-      progress_.end("the run ended before its first step");
+      standard_output().important("the run ended before its first step");
     } else if (last_->step < last_->total_steps) {
-      progress_.end(
+      standard_output().important(
           fmt::format("the run ended after step {} of {}", last_->step, last_->total_steps));
     }
     finish_output();

@@ -1,7 +1,9 @@
 #pragma once
-// Parts that options of several verbs share: numbers within limits, and files that a verb makes.
+// Parts that several verbs share: options that are numbers within limits, files that a verb makes,
+// and how far it is.
 
 #include <fmt/format.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -14,33 +16,30 @@
 #include <type_traits>
 #include <vector>
 
+#include "distca/base/clock.h"
+#include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/base/scalar_type.h"
 
 namespace distca::cli {
 
-/// Accepts a number in [least, most], and nothing else. CLI::Range does not suffice, because it
-/// accepts "nan", which is neither below nor above any limit.
-inline CLI::Validator finite_range(double least, double most) {
-  const auto check = [least, most](const std::string& text) {
-    double value = 0;
-    const bool right = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-    return right ? std::string()
-                 : fmt::format("{} is not a number in {:g} .. {:g}", text, least, most);
+/// Accepts a number in [least, most], of a whole type a whole one, and nothing else. CLI::Range
+/// does not suffice, because it accepts "nan", which is neither below nor above any limit.
+template <typename T>
+CLI::Validator in_range(T least, T most) {
+  constexpr bool kIsWhole = std::is_integral_v<T>;
+  const auto shown = [](T limit) {
+    return fmt::format(fmt::runtime(kIsWhole ? "{}" : "{:g}"), limit);
   };
-  return CLI::Validator(check, fmt::format("in [{:g}, {:g}]", least, most));
-}
-
-/// Accepts a whole number in [least, most], and nothing else.
-inline CLI::Validator whole_range(int64_t least, int64_t most) {
-  const auto check = [least, most](const std::string& text) {
-    int64_t value = 0;
-    const bool right = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-    return right ? std::string()
-                 : fmt::format("{} is not a whole number in {} .. {}, such as {}", text, least,
-                               most, std::clamp<int64_t>(1000, least, most));
+  const std::string range = fmt::format("{} .. {}", shown(least), shown(most));
+  const auto check = [=](const std::string& text) -> std::string {
+    T value = 0;
+    if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most) return "";
+    if (!kIsWhole) return fmt::format("{} is not a number in {}", text, range);
+    return fmt::format("{} is not a whole number in {}, such as {}", text, range,
+                       std::clamp<int64_t>(1000, least, most));
   };
-  return CLI::Validator(check, fmt::format("in [{}, {}]", least, most));
+  return CLI::Validator(check, fmt::format("in [{}, {}]", shown(least), shown(most)));
 }
 
 /// Adds an option that is a number in [least, most]. A default of 0 means that the option is not
@@ -48,12 +47,7 @@ inline CLI::Validator whole_range(int64_t least, int64_t most) {
 template <typename T>
 CLI::Option* number(CLI::App& verb, const char* name, T& value, std::type_identity_t<T> least,
                     std::type_identity_t<T> most, const char* meaning) {
-  CLI::Option* option = verb.add_option(name, value, meaning);
-  if constexpr (std::is_floating_point_v<T>) {
-    option->check(finite_range(least, most));
-  } else {
-    option->check(whole_range(least, most));
-  }
+  CLI::Option* option = verb.add_option(name, value, meaning)->check(in_range<T>(least, most));
   return value == 0 ? option : option->capture_default_str();
 }
 
@@ -71,6 +65,45 @@ inline CLI::Option* number_type(CLI::App& verb, const char* name, std::string& v
 inline void say_notes(std::span<const std::string> notes) {
   for (const std::string& note : notes) fmt::print(stderr, "distca: note: {}\n", note);
 }
+
+/// Shows on stderr how far a verb is: on one line of a terminal ten times a second, elsewhere a
+/// line every ten seconds.
+class PacedProgress {
+ public:
+  void operator()(const std::string& words) {
+    if (since_shown_.seconds() < (standard_error().is_terminal() ? 0.1 : 10)) return;
+    since_shown_.restart();
+    standard_error().progress(words);
+  }
+
+ private:
+  Stopwatch since_shown_;
+};
+
+/// A line on stderr that says how far a verb is: on a terminal in place of the last one, ten times
+/// a second, and erased in the end; elsewhere a new one every `every_s` seconds.
+class ProgressLine {
+ public:
+  explicit ProgressLine(double every_s)
+      : terminal_(isatty(STDERR_FILENO) == 1), every_s_(terminal_ ? 0.1 : every_s) {}
+  ~ProgressLine() {
+    if (terminal_) std::fputs("\r\033[K", stderr);
+  }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  void show(const std::string& text) {
+    if (since_shown_.seconds() < every_s_) return;
+    since_shown_.restart();
+    fmt::print(stderr, "{}{}{}", terminal_ ? "\r" : "", text, terminal_ ? "\033[K" : "\n");
+    std::fflush(stderr);
+  }
+
+ private:
+  bool terminal_;
+  double every_s_;
+  Stopwatch since_shown_;
+};
 
 /// Throws Error(kUsage) if one of the files that a verb with --out makes is there already, unless
 /// --overwrite is given.

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "distca/base/clock.h"
+#include "cli/options.h"
 #include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/base/text.h"
@@ -44,24 +44,10 @@ void print_constants(const Machine& machine) {
   fmt::print("Played on machine {}, by these constants:\n{}\n", machine.name, table.to_string());
 }
 
-/// Shows what is being played: on one line of a terminal, elsewhere a line every ten seconds.
-class PaperProgress {
- public:
-  void operator()(const std::string& words) {
-    if (since_shown_.seconds() < (standard_error().is_terminal() ? 0.1 : 10)) return;
-    since_shown_.restart();
-    standard_error().progress(words);
-  }
-
- private:
-  Stopwatch since_shown_;
-};
-
 std::vector<PaperRow> asked_rows(const std::vector<PaperRow>& all, const std::string& text) {
-  std::vector<PaperRow> rows;
-  for (const PaperRow& row : all) {
-    if (row.name().find(text) != std::string::npos) rows.push_back(row);
-  }
+  std::vector<PaperRow> rows = all;
+  std::erase_if(rows,
+                [&](const PaperRow& row) { return row.name().find(text) == std::string::npos; });
   DISTCA_THROW_IF(rows.empty(), ErrorKind::kUsage,
                   "--rows {}: no row has this in its name; one is "
                   "{}",
@@ -69,17 +55,17 @@ std::vector<PaperRow> asked_rows(const std::vector<PaperRow>& all, const std::st
   return rows;
 }
 
-PaperStudy study_of(const PaperArguments& asked, const Machine& machine) {
-  DISTCA_THROW_IF(asked.lengths.empty(), ErrorKind::kUsage,
+PaperStudy study_of(const PaperArguments& asked, const std::filesystem::path& lengths,
+                    const Machine& machine) {
+  DISTCA_THROW_IF(lengths.empty(), ErrorKind::kUsage,
                   "--paper {}: give --lengths FOLDER, which has lengths_pretrain.json and "
                   "lengths_prolong.json, such as distca/plan/testdata",
                   asked.experiment);
-  return {
-      .machine = machine,
-      .lengths = {{SampleKind::kPretrain, read_lengths(asked.lengths / "lengths_pretrain.json")},
-                  {SampleKind::kProlong, read_lengths(asked.lengths / "lengths_prolong.json")}},
-      .batches = asked.batches,
-      .progress = PaperProgress()};
+  return {.machine = machine,
+          .lengths = {{SampleKind::kPretrain, read_lengths(lengths / "lengths_pretrain.json")},
+                      {SampleKind::kProlong, read_lengths(lengths / "lengths_prolong.json")}},
+          .batches = asked.batches,
+          .progress = PacedProgress()};
 }
 
 /// "linear_tflops a fifth better: 1.09"
@@ -95,62 +81,52 @@ std::string place_text(const std::optional<int>& place) {
   return *place == 0 ? "in" : *place < 0 ? "below" : "above";
 }
 
-std::vector<std::string> header_of(PaperTable table) {
-  std::vector<std::string> header = {"row"};
-  const auto add = [&](bool wanted, std::initializer_list<const char*> names) {
-    if (wanted) header.insert(header.end(), names.begin(), names.end());
-  };
-  const bool is_published = table != PaperTable::kBeyond;
-  add(is_published, {"paper"});
-  add(true, {"its planner"});
-  add(is_published, {""});
-  add(true, {"ours", "no wait", "even CA", "WLB-ideal s"});
-  if (table == PaperTable::kThreeDimensions) {
-    add(true, {"moved most by"});
-    return header;
-  }
-  for (const int stages : paper_stages(table))
-    header.push_back(fmt::format("its planner, P {}", stages));
-  add(true, {"WLB, P 1, s", "ours, P 1, s", "best/best"});
-  add(is_published, {"moved most by"});
-  return header;
-}
+/// The row of a result, a cell under each name of a column.
+struct ResultRow {
+  std::vector<std::string> names, cells;
+};
 
-std::vector<std::string> cells_of(const PaperResult& of) {
+ResultRow row_of(const PaperResult& of) {
   const PaperTable table = of.row.table;
   const bool is_published = table != PaperTable::kBeyond;
-  std::vector<std::string> cells = {of.row.name()};
+  ResultRow row;
+  const auto add = [&](std::string name, std::string cell) {
+    row.names.push_back(std::move(name));
+    row.cells.push_back(std::move(cell));
+  };
   const auto seconds = [&](const std::optional<PaperBest>& best) {
     return best ? fmt::format("{:.3f}", best->seconds) : std::string(missing_text(of));
   };
   const auto bound = [&](double PaperBest::*bound_s) {
     return factor_text(of.ours && of.wlb ? of.wlb->seconds / ((*of.ours).*bound_s) : 0);
   };
-  if (is_published) cells.push_back(range_text(of.row.published));
-  cells.push_back(factor_text(of.speedup(of.original)));
-  if (is_published) cells.push_back(place_text(of.place()));
-  cells.push_back(factor_text(of.speedup(of.ours)));
-  cells.push_back(bound(&PaperBest::busy_s));
-  cells.push_back(bound(&PaperBest::even_attention_s));
-  cells.push_back(seconds(of.wlb));
+  add("row", of.row.name());
+  if (is_published) add("paper", range_text(of.row.published));
+  add("its planner", factor_text(of.speedup(of.original)));
+  if (is_published) add("", place_text(of.place()));
+  add("ours", factor_text(of.speedup(of.ours)));
+  add("no wait", bound(&PaperBest::busy_s));
+  add("even CA", bound(&PaperBest::even_attention_s));
+  add("WLB-ideal s", seconds(of.wlb));
   if (table != PaperTable::kThreeDimensions) {
     for (const int stages : paper_stages(table))
-      cells.push_back(factor_text(of.speedup_of_stages(stages)));
-    cells.push_back(seconds(of.wlb_alone));
-    cells.push_back(seconds(of.ours_alone));
-    cells.push_back(factor_text(of.best_against_best()));
+      add(fmt::format("its planner, P {}", stages), factor_text(of.speedup_of_stages(stages)));
+    add("WLB, P 1, s", seconds(of.wlb_alone));
+    add("ours, P 1, s", seconds(of.ours_alone));
+    add("best/best", factor_text(of.best_against_best()));
   }
-  if (is_published) cells.push_back(move_text(of.move));
-  return cells;
+  if (is_published) add("moved most by", move_text(of.move));
+  return row;
 }
 
 void print_results(const std::vector<PaperResult>& results, int batches) {
   const PaperTable kind = results[0].row.table;
-  Table table(header_of(kind)), settings({"row", "WLB-ideal", "the paper's planner", "ours"});
+  Table table(row_of(results[0]).names),
+      settings({"row", "WLB-ideal", "the paper's planner", "ours"});
   std::array<int64_t, 3> places{};
   for (const PaperResult& of : results) {
     if (const std::optional<int> place = of.place()) ++places[static_cast<size_t>(*place + 1)];
-    table.add_row(cells_of(of));
+    table.add_row(row_of(of).cells);
     settings.add_row({of.row.name(), setting_text(of, of.wlb), setting_text(of, of.original),
                       setting_text(of, of.ours)});
   }
@@ -229,20 +205,20 @@ std::vector<PaperRow> figure_11_rows() {
 
 }  // namespace
 
-void play_paper(const PaperArguments& asked, const Machine& machine) {
+void play_paper(const PaperArguments& asked, const std::filesystem::path& lengths,
+                const Machine& machine) {
   DISTCA_THROW_IF(!machine.phases.empty(), ErrorKind::kConfig,
                   "--paper with machine {}: its phases were measured for another model; take a "
                   "machine without such phases",
                   machine.name);
   if (asked.experiment == "fig3a") {
-    DISTCA_THROW_IF(!asked.rows.empty() || asked.batches > 1 || !asked.lengths.empty(),
-                    ErrorKind::kUsage,
+    DISTCA_THROW_IF(!asked.rows.empty() || asked.batches > 1 || !lengths.empty(), ErrorKind::kUsage,
                     "--paper fig3a: its documents are alike and it has one batch; leave --rows, "
                     "--batches and --lengths out");
     print_constants(machine);
     return play_all_gathers(machine);
   }
-  const PaperStudy study = study_of(asked, machine);
+  const PaperStudy study = study_of(asked, lengths, machine);
   const bool is_figure = asked.experiment == "fig11";
   const PaperTable table = asked.experiment == "table4"   ? PaperTable::kFourDimensions
                            : asked.experiment == "beyond" ? PaperTable::kBeyond

@@ -1,7 +1,6 @@
 #include "cli/plan_file.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "distca/base/file.h"
 #include "distca/base/json.h"

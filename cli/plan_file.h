@@ -18,9 +18,6 @@ struct Planned {
   Plan plan;
   /// The profile that the plan's times were checked with; null if there was none.
   std::shared_ptr<const AttentionProfile> profile;
-
-  /// Returns true if the plan balances time, not pairs.
-  bool by_time() const { return plan.options.by_time(); }
 };
 
 /// Plans, and validates the plan. Throws Error(kPlan) as make_plan does.

@@ -178,8 +178,9 @@ void print_report(const Planned& planned) {
   if (!summary.tolerance_met) {
     fmt::print("tolerance missed: {:.6g} > {:g}\n", summary.max_over_share, 1 + tolerance(plan));
   }
-  fmt::print("hash {}\nvalid{}\n", plan_hash(plan),
-             planned.by_time() && !planned.profile ? " (time not checked: give plan.profile)" : "");
+  fmt::print(
+      "hash {}\nvalid{}\n", plan_hash(plan),
+      plan.options.by_time() && !planned.profile ? " (time not checked: give plan.profile)" : "");
 }
 
 Json summary_json(const Planned& planned) {
@@ -208,7 +209,7 @@ Json summary_json(const Planned& planned) {
             {"shape", shape_json(plan.shape)},
             {"hash", plan_hash(plan)},
             {"violations", Json::array()}};  // an invalid plan ends in an error
-  if (planned.by_time()) {
+  if (plan.options.by_time()) {
     json["max_over_mean_time"] = summary.max_over_mean_time;
     json["max_time_ns"] = summary.max_time_ns;
     json["time_checked"] = planned.profile != nullptr;
@@ -219,9 +220,9 @@ Json summary_json(const Planned& planned) {
 Json weighed_json(const ToleranceChoice& choice) {
   Json list = Json::array();
   for (const WeighedPlan& plan : choice.weighed) {
-    list.push_back({{"scheduler", plan.scheduler},
-                    {"layout", plan.layout},
-                    {"tolerance", static_cast<double>(plan.tolerance_ppm) * 1e-6},
+    list.push_back({{"scheduler", plan.options.scheduler},
+                    {"layout", plan.options.layout},
+                    {"tolerance", static_cast<double>(*plan.options.tolerance_ppm) * 1e-6},
                     {"max_over_mean", plan.max_over_share},
                     {"bytes", plan.time.bytes},
                     {"layer_ps", plan.time.total_ps},

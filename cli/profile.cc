@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "cli/options.h"
-#include "cli/profile_device.h"
 #include "cli/profile_machine.h"
 #include "cli/profile_measure.h"
 #include "cli/verbs.h"
@@ -93,19 +92,14 @@ void print_check(const AttentionProfile& profile, std::span<const MeasuredTask> 
              errors[errors.size() / 2], errors.back(), errors.size());
 }
 
-void run_on_device(const ProfileArguments& arguments) {
-  check_arguments(arguments);
-  AtomicFile file(arguments.out);
-  const AttentionProfile profile = profile_on_device(arguments);
+void keep(AtomicFile& file, const AttentionProfile& profile) {
   file.write(profile_to_json(profile));
   file.commit();
-  fmt::print("{}: {}\n", arguments.out.string(), profile_name(profile));
 }
 
-void run_profile(const ProfileArguments& arguments) {
-  check_arguments(arguments);
+/// Prints how it compares with the machine's limit and with tasks off the grid, once it is kept.
+AttentionProfile profile_on_cpu(const ProfileArguments& arguments, AtomicFile& file) {
   AttentionKernel kernel(request_of(arguments));
-  AtomicFile file(arguments.out);  // before the minutes of measuring, not after
   at::set_num_threads(arguments.threads);
   // The tasks to predict are measured with the grid, under the same conditions.
   std::vector<MeasuredTask> tasks = grid_tasks(arguments.max_tokens);
@@ -125,11 +119,10 @@ void run_profile(const ProfileArguments& arguments) {
   const std::span<const MeasuredTask> measured(tasks);
   const AttentionProfile profile =
       to_profile(arguments, kernel.name(), peak, measured.first(grid_size));
-  file.write(profile_to_json(profile));
-  file.commit();
+  keep(file, profile);
   print_limit(arguments, profile, measured.first(grid_size));
   print_check(profile, measured.subspan(grid_size));
-  fmt::print("{}: {}\n", arguments.out.string(), profile_name(profile));
+  return profile;
 }
 
 /// Options of --attention alone, which name what is measured.
@@ -164,11 +157,16 @@ std::vector<CLI::Option*> machine_options(CLI::App& verb, MachineArguments& mach
 }
 
 void run_attention(const CLI::App& verb, const ProfileArguments& arguments) {
-  if (!arguments.on_cuda()) return run_profile(arguments);
   for (const char* option : {"--threads", "--seconds"}) {
-    DISTCA_THROW_IF(verb.count(option) > 0, ErrorKind::kUsage, "{} goes with --device cpu", option);
+    DISTCA_THROW_IF(arguments.on_cuda() && verb.count(option) > 0, ErrorKind::kUsage,
+                    "{} goes with --device cpu", option);
   }
-  run_on_device(arguments);
+  check_arguments(arguments);
+  AtomicFile file(arguments.out);  // before the minutes of measuring, not after
+  const AttentionProfile profile =
+      arguments.on_cuda() ? profile_on_device(arguments) : profile_on_cpu(arguments, file);
+  if (arguments.on_cuda()) keep(file, profile);
+  fmt::print("{}: {}\n", arguments.out.string(), profile_name(profile));
 }
 
 }  // namespace

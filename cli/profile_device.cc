@@ -1,4 +1,5 @@
-#include "cli/profile_device.h"
+// Measures core attention on a CUDA device for `distca profile --attention --device cuda`, with
+// each kernel that could compute it.
 
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <optional>
 
+#include "cli/profile_measure.h"
 #include "distca/base/error.h"
 #include "distca/base/machine.h"
 #include "distca/base/text.h"
@@ -28,13 +30,6 @@ constexpr int64_t kCallQueries = 32768;           // queries of the equal tasks 
 constexpr int64_t kCallBytes = int64_t{4} << 30;  // bytes of their keys and values
 constexpr double kLeastSeconds = 0.02;            // the calls of a round take so long
 constexpr int kMostCalls = 256;                   // in a round
-
-std::vector<int64_t> grid_on_device(int64_t max_tokens) {
-  std::vector<int64_t> tokens;
-  for (int64_t t = kLeastShard; t < max_tokens; t *= 2) tokens.push_back(t);
-  tokens.push_back(max_tokens);
-  return tokens;
-}
 
 /// Equal tasks, as many as a call may have: a task is timed among others.
 class EqualTasks {
@@ -97,7 +92,7 @@ AttentionProfile measured(const ProfileArguments& arguments, AttentionKernel& ke
   AttentionProfile profile{.machine = gpu_name(),
                            .path = kernel.name(),
                            .shape = shape_of(arguments),
-                           .q_tokens = grid_on_device(arguments.max_tokens)};
+                           .q_tokens = grid_tokens(kLeastShard, arguments.max_tokens)};
   profile.kv_tokens = profile.q_tokens;
   for (const int64_t q : profile.q_tokens) {
     for (const int64_t kv : profile.kv_tokens) {

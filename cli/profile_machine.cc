@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
-#include <utility>
 
 #include "cli/options.h"
 #include "cli/profile_measure.h"
@@ -37,8 +36,7 @@ ProfileArguments attention_of(const MachineArguments& arguments, const Config& c
           .kernel = std::string(kernel_name(config.attention.kernel)),
           .max_tokens = std::clamp<int64_t>(config.batch.max_document_tokens, 128, kMostGridTokens),
           .threads = static_cast<int>(config.train.threads_per_rank),
-          .seconds = arguments.seconds,
-          .out = {}};
+          .seconds = arguments.seconds};
 }
 
 /// Measured by every rank while the others measure it, too. On a device, the stated one.
@@ -51,12 +49,6 @@ std::shared_ptr<const AttentionProfile> attention_profile(const MachineArguments
   measure_rounds(asked, kernel, tasks);
   return std::make_shared<const AttentionProfile>(
       to_profile(asked, kernel.name(), measured_peak(asked), tasks));
-}
-
-std::string describe_check(const Machine::Check& check) {
-  return fmt::format(
-      "check: a step of the run is predicted at {:.4f} s and took {:.4f} s ({:+.1f} %)",
-      check.predicted_s, check.measured_s, 100 * check.error());
 }
 
 void print_machine(const Machine& machine, const std::filesystem::path& file) {
@@ -75,8 +67,12 @@ void print_machine(const Machine& machine, const std::filesystem::path& file) {
                                                 static_cast<double>(times.tokens[i]))});
     }
   }
-  fmt::print("{}\n{}\n{}\n{}: {}\n", table.to_string(), phases.to_string(),
-             describe_check(machine.check), file.string(), machine.name);
+  const Machine::Check& check = machine.check;
+  fmt::print(
+      "{}\n{}\ncheck: a step of the run is predicted at {:.4f} s and took {:.4f} s ({:+.1f} %)\n"
+      "{}: {}\n",
+      table.to_string(), phases.to_string(), check.predicted_s, check.measured_s,
+      100 * check.error(), file.string(), machine.name);
 }
 
 /// On every rank.

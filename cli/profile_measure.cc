@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cmath>
@@ -46,13 +45,10 @@ class Bench {
   /// that passes where there are several threads.
   template <typename Call>
   int64_t nanoseconds(Call call) const {
-    const clockid_t clock = threads_ == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
-    timespec begin{}, end{};
-    clock_gettime(clock, &begin);
+    const auto now = threads_ == 1 ? thread_processor_seconds : steady_seconds;
+    const double begin_s = now();
     call();
-    clock_gettime(clock, &end);
-    return std::max<int64_t>(
-        1, (end.tv_sec - begin.tv_sec) * 1'000'000'000 + (end.tv_nsec - begin.tv_nsec));
+    return std::max<int64_t>(1, std::llround(1e9 * (now() - begin_s)));
   }
 
   AttentionKernel& kernel_;
@@ -61,14 +57,14 @@ class Bench {
   AttentionTensors tensors_;
 };
 
-std::vector<int64_t> grid(int64_t max_tokens) {
+}  // namespace
+
+std::vector<int64_t> grid_tokens(int64_t least_tokens, int64_t max_tokens) {
   std::vector<int64_t> tokens;
-  for (int64_t t = kLeastTokens; t < max_tokens; t *= 2) tokens.push_back(t);
+  for (int64_t t = least_tokens; t < max_tokens; t *= 2) tokens.push_back(t);
   tokens.push_back(max_tokens);
   return tokens;
 }
-
-}  // namespace
 
 ScalarType type_of(const ProfileArguments& arguments) {
   return scalar_type(arguments.dtype).value();
@@ -97,7 +93,7 @@ KernelRequest request_of(const ProfileArguments& arguments) {
 int64_t fastest(const std::vector<int64_t>& calls) { return *std::ranges::min_element(calls); }
 
 std::vector<MeasuredTask> grid_tasks(int64_t max_tokens) {
-  const std::vector<int64_t> tokens = grid(max_tokens);
+  const std::vector<int64_t> tokens = grid_tokens(kLeastTokens, max_tokens);
   std::vector<MeasuredTask> tasks;
   for (const int64_t q : tokens) {
     for (const int64_t kv : tokens) {
@@ -145,7 +141,7 @@ double measured_peak(const ProfileArguments& arguments) {
 
 AttentionProfile to_profile(const ProfileArguments& arguments, const std::string& kernel,
                             double peak_gflops, std::span<const MeasuredTask> measured) {
-  const std::vector<int64_t> tokens = grid(arguments.max_tokens);
+  const std::vector<int64_t> tokens = grid_tokens(kLeastTokens, arguments.max_tokens);
   AttentionProfile profile{.machine = cpu_name(),
                            .path = arguments.threads == 1
                                        ? kernel

@@ -1,6 +1,7 @@
 #pragma once
 // Measures what `distca profile --attention` reports: tasks of one document, computed just as the
-// runtime computes them. Thread rule: one thread.
+// runtime computes them, or on a CUDA device equal tasks (profile_device.cc). Thread rule: one
+// thread.
 
 #include <cstdint>
 #include <filesystem>
@@ -50,6 +51,8 @@ struct MeasuredTask {
 /// The fastest call, because all other work of the machine only adds time.
 int64_t fastest(const std::vector<int64_t>& calls);
 
+/// Doubled from the least to the most: the lengths of a profile's queries and of its keys.
+std::vector<int64_t> grid_tokens(int64_t least_tokens, int64_t max_tokens);
 /// The tasks of a profile's entries, in their order, without unused entries.
 std::vector<MeasuredTask> grid_tasks(int64_t max_tokens);
 /// Tasks such as plans make them, which are not on the grid. Cuts lie at multiples of 128, but
@@ -69,5 +72,10 @@ double measured_peak(const ProfileArguments& arguments);
 /// Makes a profile of grid_tasks, measured. `kernel` is AttentionKernel::name.
 AttentionProfile to_profile(const ProfileArguments& arguments, const std::string& kernel,
                             double peak_gflops, std::span<const MeasuredTask> measured);
+
+/// The profile of the kernel that is asked for on a CUDA device; for auto, of the fastest of each
+/// class of launches (runtime/cuda/kernel_profiles.h). Prints what it measures. Throws
+/// Error(kUsage) without a device.
+AttentionProfile profile_on_device(const ProfileArguments& arguments);
 
 }  // namespace distca::cli

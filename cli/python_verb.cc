@@ -5,7 +5,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -51,15 +50,13 @@ void become_python(const std::string& verb, const std::vector<std::string>& argu
   no_python(errno);
 }
 
-PythonVerb::PythonVerb(const std::string& verb, const std::vector<std::string>& arguments,
-                       Input input)
+PythonVerb::PythonVerb(const std::string& verb, const std::vector<std::string>& arguments)
     : verb_(verb) {
   const std::vector<std::string> words = command(verb, arguments, PythonPackages::kUsers);
   // A socket, because to write into it is no signal where the child has ended.
-  std::array<int, 2> in{-1, -1};
-  DISTCA_THROW_IF(
-      input == Input::kFromUs && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, in.data()) != 0,
-      ErrorKind::kIo, "cannot make a socket: {}", std::strerror(errno));
+  std::array<int, 2> in{};
+  DISTCA_THROW_IF(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, in.data()) != 0,
+                  ErrorKind::kIo, "cannot make a socket: {}", std::strerror(errno));
   in_ = FileDescriptor(in[0]);
   const FileDescriptor its_in(in[1]);
   std::array<int, 2> out{}, failed{};  // failed: what became of exec; it is closed by success
@@ -69,7 +66,7 @@ PythonVerb::PythonVerb(const std::string& verb, const std::vector<std::string>& 
   if (child_ == 0) {
     std::signal(SIGPIPE, SIG_DFL);
     dup2(out[1], STDOUT_FILENO);
-    if (in[1] >= 0) dup2(in[1], STDIN_FILENO);
+    dup2(in[1], STDIN_FILENO);
     execute(words);
     const int error = errno;
     (void)!::write(failed[1], &error, sizeof error);

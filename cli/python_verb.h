@@ -27,17 +27,13 @@ enum class PythonPackages : uint8_t { kNone, kUsers };
 [[noreturn]] void become_python(const std::string& verb, const std::vector<std::string>& arguments,
                                 PythonPackages packages);
 
-/// A verb as a child, whose standard output this process reads, and whose standard input it may
-/// write. The child's standard error is this process's.
+/// A verb as a child, whose standard output this process reads, and whose standard input it writes.
+/// The child's standard error is this process's.
 /// Thread rule: one thread.
 class PythonVerb {
  public:
-  /// Where its standard input comes from.
-  enum class Input : uint8_t { kOurs, kFromUs };
-
   /// Throws Error(kIo) if it cannot be started.
-  PythonVerb(const std::string& verb, const std::vector<std::string>& arguments,
-             Input input = Input::kOurs);
+  PythonVerb(const std::string& verb, const std::vector<std::string>& arguments);
   /// Does not read on: a child that still prints ends with SIGPIPE, one that reads finds the end of
   /// its input. Waits for it.
   ~PythonVerb();
@@ -48,8 +44,7 @@ class PythonVerb {
   /// if it ends before.
   std::string line();
   void read(std::span<std::byte> bytes);
-  /// With Input::kFromUs: gives it a text, or says that there is no more. write() returns false if
-  /// it has ended.
+  /// These give it a text, or say that there is no more. write() returns false if it has ended.
   bool write(std::string_view text);
   void end_input();
 

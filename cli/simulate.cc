@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,19 +35,6 @@ struct SimulateArguments : StepArguments {
   std::vector<std::string> slow_ranks;  // "RANK=SPEED"
   bool prints_machine = false, json = false;
 };
-
-struct PartRow {
-  const char* name;
-  double StepParts::*part;
-};
-constexpr std::array<PartRow, 8> kParts{{{"attention", &StepParts::attention},
-                                         {"linear", &StepParts::linear},
-                                         {"copies", &StepParts::copied},
-                                         {"issues", &StepParts::issued},
-                                         {"waits for peers", &StepParts::late},
-                                         {"waits for bytes", &StepParts::exposed},
-                                         {"idle at the end", &StepParts::idle},
-                                         {"besides", &StepParts::besides}}};
 
 std::string json_key(std::string name) {
   std::ranges::replace(name, ' ', '_');
@@ -87,7 +73,7 @@ Json json_of(const SimulatedStep& step, const Machine& machine, int64_t number, 
     Json json{{"name", stage.name},           {"peak_bytes", std::llround(stage.peak.total())},
               {"peak_rank", stage.peak_rank}, {"peak_at_ms", ms_of(highest(stage.memory).at_ps)},
               {"peak_in", stage.peak.where},  {"memory", json_of(stage.memory)}};
-    for (const PartRow& row : kParts) json[json_key(row.name)] = stage.mean.*row.part;
+    for (const auto& [name, part] : kStepParts) json[json_key(name)] = stage.mean.*part;
     stages.push_back(std::move(json));
   }
   for (const Sensitivity& one : step.sensitivities) {
@@ -128,14 +114,14 @@ void print_memory(const SimulatedStep& step) {
 void print_stages(const SimulatedStep& step, const Machine& machine) {
   Table table([] {
     std::vector<std::string> header = {"% of the step, mean of ranks"};
-    for (const PartRow& row : kParts) header.push_back(row.name);
+    for (const StepPart& part : kStepParts) header.push_back(part.name);
     header.push_back("peak GiB");
     return header;
   }());
   for (const SimulatedStage& stage : step.stages) {
     std::vector<std::string> cells = {stage.name};
-    for (const PartRow& row : kParts)
-      cells.push_back(fmt::format("{:.1f}", 100 * stage.mean.*row.part / step.seconds));
+    for (const auto& [_, part] : kStepParts)
+      cells.push_back(fmt::format("{:.1f}", 100 * stage.mean.*part / step.seconds));
     cells.push_back(fmt::format("{:.2f}", stage.peak.total() / 0x1p30));
     table.add_row(std::move(cells));
   }
@@ -186,35 +172,23 @@ void print_for_people(const Config& config, const AskedStep& asked, int64_t numb
     fmt::print("\nRanks that divide layers do the same: the first of each server was played.\n");
 }
 
-/// The file of --trace or --out, or nothing. It is opened before the step is planned, and appears
-/// once it is whole.
-class ResultFile {
- public:
-  /// Throws Error(kUsage) if the file cannot be written. No path means no file.
-  ResultFile(const char* option, const std::string& path) {
-    if (path.empty()) return;
-    missing_.emplace(std::filesystem::absolute(path).parent_path());
-    try {
-      file_.emplace(path);
-    } catch (const Error& error) {
-      throw Error(ErrorKind::kUsage, "{}: {}", option, error.what());
-    }
-  }
-
-  bool is_wanted() const { return file_.has_value(); }
-  /// These two do nothing without a file.
-  void write(std::string_view part) {
-    if (file_) file_->write(part);
-  }
-  void commit() {
-    if (file_) file_->commit();
-  }
-
- private:
-  // Destroyed last: removes the folders if the file did not appear.
-  std::optional<MissingFolders> missing_;
-  std::optional<AtomicFile> file_;
+/// The file of --trace or --out. It is opened before the step is planned, and appears once it is
+/// whole. Folders that were made for it are removed if it does not.
+struct ResultFile {
+  MissingFolders missing;
+  AtomicFile file;
 };
+
+/// Null without a path. Throws Error(kUsage) if the file cannot be written.
+std::unique_ptr<ResultFile> result_file(const char* option, const std::string& path) {
+  if (path.empty()) return nullptr;
+  try {
+    const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+    return std::unique_ptr<ResultFile>(new ResultFile{MissingFolders(folder), AtomicFile(path)});
+  } catch (const Error& error) {
+    throw Error(ErrorKind::kUsage, "{}: {}", option, error.what());
+  }
+}
 
 /// Says where the trace is, as `distca train` does, and of which ranks it is if not of all.
 void print_trace(const std::string& file, const SimulatedStep& step) {
@@ -248,40 +222,29 @@ SlowRanks slow_ranks_of(const std::vector<std::string>& words, int ranks) {
   return slow;
 }
 
-void refuse_with_paper(const SimulateArguments& asked, bool given, const std::string& name) {
-  DISTCA_THROW_IF(given && !asked.paper.experiment.empty(), ErrorKind::kUsage,
-                  "--paper {}: its rows say all, so {} would be ignored", asked.paper.experiment,
-                  name);
+/// Throws Error(kUsage) if a word is given that `why` lets be ignored.
+void refuse(bool is_given, const std::string& word, const std::string& why) {
+  DISTCA_THROW_IF(is_given, ErrorKind::kUsage, "{}, so {} would be ignored", why, word);
 }
-
-void refuse_with_machine(const SimulateArguments& asked, const std::vector<CLI::Option*>& others) {
-  for (const CLI::Option* other : others) {
-    DISTCA_THROW_IF(asked.prints_machine && other->count() > 0, ErrorKind::kUsage,
-                    "--print-machine prints a machine, so {} would be ignored", other->get_name());
-  }
+void refuse(const std::vector<CLI::Option*>& others, const std::string& why) {
+  for (const CLI::Option* other : others) refuse(other->count() > 0, other->get_name(), why);
 }
 
 void simulate(const SimulateArguments& asked) {
-  if (!asked.paper.experiment.empty()) {
-    if (!asked.overrides.empty()) refuse_with_paper(asked, true, asked.overrides[0]);
-    PaperArguments paper = asked.paper;
-    paper.lengths = asked.lengths;
-    return play_paper(paper, machine_by_name(asked.machine));
-  }
+  if (!asked.paper.experiment.empty())
+    return play_paper(asked.paper, asked.lengths, machine_by_name(asked.machine));
   const Config config = load_config(asked.config, asked.overrides);
   const Machine machine = machine_by_name(asked.machine);
   if (asked.prints_machine) return fmt::print("{}", machine_to_json(machine));
-  ResultFile trace("--trace", asked.trace), out("--out", asked.out);
+  const auto trace = result_file("--trace", asked.trace), out = result_file("--out", asked.out);
   say_notes(config.notes);
   const auto keep = [&](const std::string& json) {
-    out.write(json);
-    out.commit();
+    if (!out) return;
+    out->file.write(json);
+    out->file.commit();
   };
-  if (asked.finds_best) {
-    FindBestArguments find = asked.find;
-    find.json = asked.json;
-    return keep(find_best_setting(asked, config, machine, find));
-  }
+  if (asked.finds_best)
+    return keep(find_best_setting(asked, config, machine, asked.find, asked.json));
   const auto of_node = static_cast<int64_t>(machine.of(MachineNumber::kRanksPerNode));
   DISTCA_THROW_IF(
       config.cluster.ranks_per_node > 0 && config.cluster.ranks_per_node != of_node,
@@ -290,22 +253,21 @@ void simulate(const SimulateArguments& asked) {
       "give a machine of such nodes",
       config.cluster.ranks_per_node, machine.name, of_node);
   const AskedStep step = asked_step(config, asked);
-  check_sizes_of(config, step);
   const int ranks = run_grid(config, step.workers).num_ranks();
   const SlowRanks slow = slow_ranks_of(asked.slow_ranks, ranks);
   const TraceRequest request{.step = asked.step,
-                             .write = [&](std::string_view part) { trace.write(part); }};
+                             .write = [&](std::string_view part) { trace->file.write(part); }};
   const SimulatedStep simulated = simulate_step(config, step.batch, step.workers, machine,
                                                 {.is_first_step = asked.step == 1,
                                                  .memory_over_time = true,
                                                  .slow_ranks = slow,
-                                                 .trace = trace.is_wanted() ? &request : nullptr});
-  trace.commit();
+                                                 .trace = trace ? &request : nullptr});
+  if (trace) trace->file.commit();
   const std::string json = canonical_json(json_of(simulated, machine, asked.step, ranks, slow));
   keep(json);
   if (asked.json) return fmt::print("{}", json);
   print_for_people(config, step, asked.step, simulated, machine, slow);
-  if (trace.is_wanted()) print_trace(asked.trace, simulated);
+  if (trace) print_trace(asked.trace, simulated);
 }
 
 /// The options of --find-best, which excludes others.
@@ -361,9 +323,8 @@ void add_simulate(CLI::App& app) {
   CLI::Option* print_machine =
       verb->add_flag("--print-machine", asked->prints_machine,
                      "Print the file of the machine instead, to change numbers in it");
-  std::vector<CLI::Option*> not_of_machine = {trace, slow, find_best, json,
-                                              out};  // in help: too wide
-  not_of_machine.insert(not_of_machine.end(), of_step.begin(), of_step.end());
+  std::vector<CLI::Option*> not_of_machine = of_step;  // excludes() would make help too wide
+  not_of_machine.insert(not_of_machine.begin(), {trace, slow, find_best, json, out});
   CLI::Option* paper =
       verb->add_option("--paper", asked->paper.experiment,
                        "Play an experiment of the paper instead, beside what it publishes; "
@@ -376,20 +337,21 @@ void add_simulate(CLI::App& app) {
       ->needs(paper);
   number(*verb, "--batches", asked->paper.batches, 1, 30, "Batches of each row of --paper")
       ->needs(paper);
-  std::vector<CLI::Option*> not_of_paper = {trace, slow, find_best,
-                                            json,  out,  print_machine};  // in help: too wide
-  for (CLI::Option* other : of_step) {
-    if (!other->check_name("--lengths")) not_of_paper.push_back(other);
-  }
+  std::vector<CLI::Option*> not_of_paper = not_of_machine;
+  not_of_paper.push_back(print_machine);
+  std::erase_if(not_of_paper, [](const auto* option) { return option->check_name("--lengths"); });
   verb->footer(
       "With --config and KEY=VALUE as for distca train, it plays the plans of that run.\n"
       "The best setting:  distca simulate --config FILE --lengths FILE --find-best --gpus 64\n"
       "Example:  distca simulate --config configs/gpu_8_nodes.toml --lengths lengths.json "
       "--workers 64");
   verb->callback([asked, not_of_paper, not_of_machine] {
-    refuse_with_machine(*asked, not_of_machine);
-    for (const CLI::Option* other : not_of_paper)
-      refuse_with_paper(*asked, other->count() > 0, other->get_name());
+    if (asked->prints_machine) refuse(not_of_machine, "--print-machine prints a machine");
+    if (const std::string& experiment = asked->paper.experiment; !experiment.empty()) {
+      const std::string why = fmt::format("--paper {}: its rows say all", experiment);
+      refuse(not_of_paper, why);
+      for (const std::string& word : asked->overrides) refuse(true, word, why);
+    }
     simulate(*asked);
   });
 }

@@ -5,8 +5,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/heap.h"
-#include "distca/comm/device_copy.h"
-#include "distca/comm/device_facts.h"
+#include "distca/comm/device_stream.h"
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch/launch.h"
 #include "distca/comm/launch/store_process.h"
@@ -40,19 +39,14 @@ void be_rank(const RankStart& start) {
   work(*join_ranks(config, *start.rendezvous, device));
 }
 
-void run_threads(const RankStart& start, int ranks) {
-  const ThreadDevice device = start.config.on_cuda() ? cuda_thread_device(0) : ThreadDevice{};
-  run_ranks(ranks, start.config.comm, start.begin(), device);
-}
-
-/// Calls `run`, whose errors say more about the ranks that they name.
+/// Calls `run`, whose errors say more about the ranks that they name, if `start` wants that.
 template <typename Run>
-void with_named_ranks(const RunGrid& grid, const Run& run) {
+void with_named_ranks(const RankStart& start, const RunGrid& grid, const Run& run) {
   try {
     run();
   } catch (const Error& error) {
     const std::string named = grid.named(error.what());
-    if (named == error.what()) throw;
+    if (!start.names_ranks || named == error.what()) throw;
     throw Error(error.kind(), "{}", named);
   }
 }
@@ -86,11 +80,7 @@ std::optional<int> start_ranks(const RankStart& start) {
   const int ranks = grid.num_ranks();
   keep_freed_memory();
   if (start.rendezvous) {
-    if (start.names_ranks) {
-      with_named_ranks(grid, [&] { be_rank(start); });
-    } else {
-      be_rank(start);
-    }
+    with_named_ranks(start, grid, [&] { be_rank(start); });
     return {};
   }
   DISTCA_THROW_IF(
@@ -100,7 +90,8 @@ std::optional<int> start_ranks(const RankStart& start) {
       config.on_cuda() ? "nccl" : "gloo");
   if (config.has_nccl() && config.on_cuda()) check_local_devices(ranks, local_devices());
   if (!launches_ranks(config, ranks, start.max_restarts)) {
-    with_named_ranks(grid, [&] { run_threads(start, ranks); });
+    const ThreadDevice device = config.on_cuda() ? cuda_thread_device(0) : ThreadDevice{};
+    with_named_ranks(start, grid, [&] { run_ranks(ranks, config.comm, start.begin(), device); });
     return {};
   }
   return launch_local({.workers = ranks,

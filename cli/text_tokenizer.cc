@@ -36,8 +36,7 @@ class ByteTokenizer : public TextTokenizer {
 class PythonTokenizer : public TextTokenizer {
  public:
   PythonTokenizer(const std::filesystem::path& file, bool special)
-      : verb_(kVerb, {file.string(), special ? "special" : "no-special"},
-              PythonVerb::Input::kFromUs) {}
+      : verb_(kVerb, {file.string(), special ? "special" : "no-special"}) {}
   std::vector<int64_t> ids(const std::string& prompt) override {
     return ask(prompt).get<std::vector<int64_t>>();
   }

@@ -18,13 +18,9 @@ struct TraceArguments {
 };
 
 [[noreturn]] void trace(const TraceArguments& arguments) {
-  std::vector<std::string> words = {arguments.file};
-  if (!arguments.against.empty()) {
-    words.emplace_back("--against");
-    words.push_back(arguments.against);
-  }
-  if (arguments.json) words.emplace_back("--json");
-  become_python("distca-trace", words, PythonPackages::kNone);
+  become_python("distca-trace",
+                {arguments.file, arguments.against, arguments.json ? "json" : "text"},
+                PythonPackages::kNone);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 // distca train: as one process, as a launcher of local ranks, or as a rank that somebody started.
 
-#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -14,7 +13,6 @@
 #include "distca/base/stop_signals.h"
 #include "distca/checkpoint/folder.h"
 #include "distca/checkpoint/index.h"
-#include "distca/comm/launch/rendezvous.h"
 #include "distca/config/config.h"
 #include "distca/report/run_folder.h"
 #include "distca/train/check_run.h"
@@ -132,7 +130,8 @@ int run_train(const TrainArguments& arguments, const TrainRequest& request) {
   if (!start.checkpoint && (is_first || is_new)) check_start_weights(config);
   // Only rank 0 writes, so what lies on other machines' disks does not matter.
   if (is_first) {
-    const bool own = start.checkpoint && is_own_checkpoint(*start.checkpoint, config);
+    const bool own =
+        start.checkpoint && is_checkpoint_of(config.train.output_dir, *start.checkpoint);
     const int64_t after = own ? read_checkpoint_index(*start.checkpoint).step : 0;
     check_run_folder(config.train.output_dir, {.overwrite = config.train.overwrite,
                                                .goes_on_after = after,

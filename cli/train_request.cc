@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
-#include <utility>
 
 #include "cli/options.h"
 #include "cli/verbs.h"
@@ -54,8 +53,6 @@ std::optional<TrainRequest> request_of(TrainArguments& arguments) {
     std::fputs(print_config(config).c_str(), stdout);
     return {};
   }
-  DISTCA_THROW_IF(arguments.master_port < 0 || arguments.master_port > 65535, ErrorKind::kUsage,
-                  "--master-port {}: 0 (a free one) to 65535", arguments.master_port);
   DISTCA_THROW_IF(!arguments.lengths.empty() && !arguments.dry_run, ErrorKind::kUsage,
                   "--lengths has no tokens to train on: give --dry-run, too");
   request.rendezvous = find_rendezvous(env_string);
@@ -103,10 +100,10 @@ void add_train(CLI::App& app, int* exit_code, StartTraining start) {
           "--workers", arguments->workers,
           "Local workers to start, which hold weights: stages x replicas x tensor; beside them "
           "servers.dedicated servers; leave it out under torchrun, Slurm or Open MPI")
-      ->check(whole_range(1, kMostRanks));
+      ->check(in_range(1, kMostRanks));
   verb->add_option("--master-port", arguments->master_port,
                    "Port of the ranks' store; 0: a free one")
-      ->check(whole_range(0, 65535));
+      ->check(in_range(0, 65535));
   verb->add_option("--trace", arguments->trace,
                    "train.trace: record what each rank did in steps 2 to 4, for distca trace and "
                    "Perfetto")
@@ -120,7 +117,7 @@ void add_train(CLI::App& app, int* exit_code, StartTraining start) {
   verb->add_option("--max-restarts", arguments->max_restarts,
                    "Start all local ranks again, from the last checkpoint, if one is lost; at most "
                    "so many times")
-      ->check(whole_range(0, 1000));
+      ->check(in_range(0, 1000));
   verb->add_flag("--print-config", arguments->print_config,
                  "Print every key with value, unit and reason, and stop");
   verb->add_flag("--dry-run", arguments->dry_run,

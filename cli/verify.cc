@@ -9,8 +9,6 @@
 
 #include "cli/options.h"
 #include "cli/verbs.h"
-#include "distca/base/clock.h"
-#include "distca/base/console.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
@@ -33,19 +31,14 @@ struct VerifyArguments {
   bool json = false;
 };
 
-/// "1 worker", "2 workers".
-std::string counted(int64_t count, const std::string& what, const char* plural = "s") {
-  return fmt::format("{} {}{}", with_thousands(count), what, count == 1 ? "" : plural);
-}
-
 /// Prints the batch and the two sides that are compared.
 void print_sides(const Config& config, const Verification& v) {
   const std::string many = counted(v.num_workers, "worker");
   std::string servers = run_grid(config, v.num_workers).describe_dedicated();
   if (!servers.empty()) servers += config.servers.in_place ? ", " : ", none in place, ";
-  fmt::print("  {:<11} {}, {}, {}, {}\n", "batch", counted(v.nano_batches, "nano-batch", "es"),
-             counted(v.documents, "document"), counted(v.tokens, "token"),
-             counted(v.targets, "next-token pair"));
+  fmt::print("  {:<11} {} nano-batch{}, {}, {}, {}\n", "batch", with_thousands(v.nano_batches),
+             v.nano_batches == 1 ? "" : "es", counted(v.documents, "document"),
+             counted(v.tokens, "token"), counted(v.targets, "next-token pair"));
   fmt::print("  {:<11} {}scheduler {}, overlap {}, keys {}; {:.1f} s\n", many, servers,
              config.plan.scheduler, overlap_name(config.train.overlap),
              v.redispatched ? "dispatched again" : "kept", v.seconds);
@@ -103,20 +96,6 @@ Json to_json(const Config& config, const Verification& v) {
   return json;
 }
 
-/// Shows how far a side is: on one line of a terminal ten times a second, elsewhere a line every
-/// ten seconds.
-class SideProgress {
- public:
-  void operator()(const std::string& side, double share) {
-    if (since_shown_.seconds() < (standard_error().is_terminal() ? 0.1 : 10)) return;
-    since_shown_.restart();
-    standard_error().progress(fmt::format("{}: {:.0f} %", side, std::floor(100 * share)));
-  }
-
- private:
-  Stopwatch since_shown_;
-};
-
 void run_verify(const VerifyArguments& arguments) {
   const Config run = load_config(arguments.config, arguments.overrides);
   say_notes(run.notes);
@@ -138,7 +117,10 @@ void run_verify(const VerifyArguments& arguments) {
                    : fmt::format(" (the run computes in {})", long_name(run.model.dtype)));
     std::fflush(stdout);  // before what may take minutes
   }
-  const Verification seen = verify(config, arguments.workers, {.progress = SideProgress()});
+  const auto show = [progress = PacedProgress()](const std::string& side, double share) mutable {
+    progress(fmt::format("{}: {:.0f} %", side, std::floor(100 * share)));
+  };
+  const Verification seen = verify(config, arguments.workers, {.progress = show});
   if (arguments.json) {
     fmt::print("{}", canonical_json(to_json(config, seen)));
   } else {
@@ -161,7 +143,7 @@ void add_verify(CLI::App& app) {
   verb->add_option("--workers", arguments->workers,
                    "Workers to compare with one, beside servers.dedicated servers; all of them are "
                    "threads of this process")
-      ->check(whole_range(1, kMostRanks))
+      ->check(in_range(1, kMostRanks))
       ->capture_default_str();
   number_type(*verb, "--dtype", arguments->dtype, {"float64", "run"},
               "float64, in which rounding hides nothing, or run: model.dtype and "

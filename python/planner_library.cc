@@ -34,7 +34,7 @@ char* copy_of(std::string_view text) {
 
 /// Runs `body`; an exception becomes an exit code and a line in `answer`.
 template <typename Body>
-int exit_code_of(Body body, char** answer) {
+int exit_code_of(char** answer, Body body) {
   try {
     body();
     return 0;
@@ -48,13 +48,14 @@ int exit_code_of(Body body, char** answer) {
   }
 }
 
-BatchRequest request_from(const char* text) {
+BatchRequest request_from(std::string_view text) {
   const std::string name = "plan_batch";
   const distca::Json json = distca::parse_json(text, name, ErrorKind::kUsage);
   const JsonField field(json, name, ErrorKind::kUsage);
   const JsonField shape = field["shape"];
   BatchRequest request;
   JsonReader read{field}, read_shape{shape};
+  read("cu_seqlens", request.cu_seqlens);
   read("num_ranks", request.num_ranks, 1, kMostRanks);
   read("window_left", request.window_left);
   read("num_holders", request.num_holders, 0, kMostRanks);
@@ -70,67 +71,51 @@ BatchRequest request_from(const char* text) {
   const auto dtype = distca::scalar_type(shape["dtype"].text());
   shape["dtype"].expect(dtype.has_value(), "\"float64\", \"float32\" or \"bfloat16\"");
   request.shape.dtype = *dtype;
+  const JsonField tokens = field["tokens"];
+  request.tokens.resize(tokens.size());
+  for (size_t rank = 0; rank < request.tokens.size(); ++rank) {
+    const std::vector<int64_t> ends = tokens.at(rank).integers();
+    for (size_t i = 1; i < ends.size(); i += 2)
+      request.tokens[rank].push_back({ends[i - 1], ends[i]});
+  }
   return request;
+}
+
+void keep(const distca::api::BatchPlan& made, DistcaPlan** plan, char** answer) {
+  *plan = new DistcaPlan{made};
+  *answer = copy_of(distca::canonical_json({{"num_ranks", made.num_ranks()},
+                                            {"hash", made.hash()},
+                                            {"max_over_mean", made.max_over_mean()}}));
 }
 
 }  // namespace
 
-int distca_plan_batch(const char* request, const int64_t* cu_seqlens, int64_t num_offsets,
-                      const int64_t* tokens, const int64_t* num_ranges, int64_t token_ranks,
-                      DistcaPlan** plan, char** answer) {
-  return exit_code_of(
-      [&] {
-        BatchRequest asked = request_from(request);
-        asked.cu_seqlens.assign(cu_seqlens, cu_seqlens + num_offsets);
-        asked.tokens.resize(token_ranks);
-        for (std::vector<distca::Range>& of_rank : asked.tokens) {
-          for (int64_t rest = *num_ranges++; rest > 0; --rest, tokens += 2)
-            of_rank.push_back({tokens[0], tokens[1]});
-        }
-        *plan = new DistcaPlan{distca::api::plan_batch(asked)};
-      },
-      answer);
+int distca_plan_batch(const char* request, int64_t bytes, DistcaPlan** plan, char** answer) {
+  return exit_code_of(answer, [&] {
+    keep(distca::api::plan_batch(request_from(std::string_view(request, bytes))), plan, answer);
+  });
 }
 
 int distca_read_plan(const char* json, int64_t bytes, DistcaPlan** plan, char** answer) {
-  return exit_code_of(
-      [&] {
-        const std::string_view text(json, bytes);
-        *plan = new DistcaPlan{distca::api::BatchPlan::from_json(text)};
-      },
-      answer);
+  return exit_code_of(answer, [&] {
+    keep(distca::api::BatchPlan::from_json(std::string_view(json, bytes)), plan, answer);
+  });
 }
 
 int distca_plan_json(const DistcaPlan* plan, char** answer) {
-  return exit_code_of([&] { *answer = copy_of(plan->plan.json()); }, answer);
+  return exit_code_of(answer, [&] { *answer = copy_of(plan->plan.json()); });
 }
 
-int distca_plan_summary(const DistcaPlan* plan, char** answer) {
-  return exit_code_of(
-      [&] {
-        *answer = copy_of(distca::canonical_json({{"num_ranks", plan->plan.num_ranks()},
-                                                  {"hash", plan->plan.hash()},
-                                                  {"max_over_mean", plan->plan.max_over_mean()}}));
-      },
-      answer);
-}
-
-int64_t distca_plan_num_ranges(const DistcaPlan* plan, int64_t* num_ranges) {
-  int64_t sum = 0;
-  for (const std::vector<distca::Range>& of_rank : plan->plan.tokens()) {
-    *num_ranges = static_cast<int64_t>(of_rank.size());
-    sum += *num_ranges++;
-  }
-  return sum;
-}
-
-void distca_plan_tokens(const DistcaPlan* plan, int64_t* tokens) {
-  for (const std::vector<distca::Range>& of_rank : plan->plan.tokens()) {
-    for (const distca::Range& range : of_rank) {
-      *tokens++ = range.begin;
-      *tokens++ = range.end;
+int distca_plan_tokens(const DistcaPlan* plan, char** answer) {
+  return exit_code_of(answer, [&] {
+    distca::Json tokens = distca::Json::array();
+    for (const std::vector<distca::Range>& of_rank : plan->plan.tokens()) {
+      distca::Json& ranges = tokens.emplace_back(distca::Json::array());
+      for (const distca::Range& range : of_rank)
+        ranges.insert(ranges.end(), {range.begin, range.end});
     }
-  }
+    *answer = copy_of(tokens.dump());
+  });
 }
 
 void distca_free_plan(DistcaPlan* plan) { delete plan; }

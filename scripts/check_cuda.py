@@ -28,7 +28,7 @@ TORCH = [f"{version}.0" for version in tried("TORCH")]
 FOLDER = ROOT / "build/check_cuda"
 INCLUDES = re.compile(r"^#include <(torch|ATen|c10)/", re.MULTILINE)
 SHARED = "#include <ATen/ATen.h>\n#include <torch/csrc/autograd/autograd.h>\n#include <torch/csrc/autograd/variable.h>\n"
-DROPPED = {"-c": 1, "-o": 2, "-include": 2, "-MT": 2, "-MF": 2, "-MD": 1, "-Winvalid-pch": 1, "-fpch-preprocess": 1}
+DROPPED = re.compile(r" -(c|MD|Winvalid-pch|fpch-preprocess|(o|include|MT|MF) \S+)(?= )")
 
 
 def fail(why):
@@ -81,27 +81,16 @@ def commands():
     found = {}
     for entry in json.loads((FOLDER / "cmake/compile_commands.json").read_text()):
         source = os.path.relpath(entry["file"], ROOT)
-        words = shlex.split(entry["command"])
+        words = shlex.split(DROPPED.sub("", entry["command"]))
         words = words[words.index(next(word for word in words if re.search(r"(g\+\+|clang\+\+|c\+\+)[-\d.]*$", word))):]
-        kept, at = [], 0
-        while at < len(words):
-            if words[at] not in DROPPED:
-                kept.append(words[at])
-            at += DROPPED.get(words[at], 1)
-        found.setdefault(source, [word for word in kept if word != entry["file"]])
+        found.setdefault(source, [word for word in words if word != entry["file"]])
     return found
 
 
-def against(include, here, words):
-    """The same command with the headers of another PyTorch, syntax and types only."""
-    return [word.replace(f"{here[0]}/include", str(include)) for word in words] + ["-fsyntax-only"]
-
-
-def precompiled(version, include, here, commands):
+def precompiled(version, words):
     """A header that nearly all sources share, compiled once a version."""
     header = FOLDER / f"shared_{version}.h"
     header.write_text(SHARED)
-    words = [word for word in against(include, here, commands["distca/comm/aten_types.cc"]) if word != "-fsyntax-only"]
     run([*words, "-x", "c++-header", header, "-o", f"{header}.gch"], f"PyTorch {version}'s own headers do not compile")
     return header
 
@@ -109,12 +98,14 @@ def precompiled(version, include, here, commands):
 def check(version, here, commands, sources, jobs):
     """How many of the sources do not compile against this version."""
     include = headers(version, here)
-    shared = precompiled(version, include, here, commands)
+    commands = {source: [word.replace(f"{here[0]}/include", str(include)) for word in words]
+                for source, words in commands.items()}
+    shared = precompiled(version, commands["distca/comm/aten_types.cc"])
 
     def one(source):
         start = time.monotonic()
-        words = [*against(include, here, commands[source]), "-include", str(shared), source]
-        done = subprocess.run(["nice", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        words = ["nice", *commands[source], "-fsyntax-only", "-include", str(shared), source]
+        done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return source, done, time.monotonic() - start
 
     failed = 0
@@ -141,8 +132,7 @@ def main():
     unknown = [source for source in sources if source not in known]
     if unknown:
         fail(f"in no CMakeLists.txt: {', '.join(unknown)}")
-    if sum(check(version, here, known, sources, asked.jobs) for version in asked.torch or TORCH):
-        sys.exit(1)
+    sys.exit(sum(check(version, here, known, sources, asked.jobs) for version in asked.torch or TORCH) > 0)
 
 
 main()

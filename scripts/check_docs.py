@@ -103,9 +103,6 @@ class Project:
 
 
 def readme():
-    if not (ROOT / "README.md").is_file():
-        yield "README.md: missing"
-        return
     lines = read("README.md").splitlines()
     if len(lines) > README_LINES:
         yield f"README.md: {len(lines)} lines: at most {README_LINES}"
@@ -149,20 +146,16 @@ def outside(path):
         yield f"{path}: a folder beside the project"
 
 
-def main():
-    project, found = Project(), [*readme(), *versions()]
-    for path in files(*SOURCES):
-        found += outside(path)
-    for path in files("distca/api/*.h"):
-        if path.count("/") == 2:  # not those in distca/api/inside
-            found += public_header(path)
-    for path in files("*.md"):
-        found += links(path)
-    for path in files("*.md", "scripts/*.sh"):
-        if path.startswith("bench/results/") or path == "docs/names.md":
-            continue  # they tell what there was to type at the commit that they name
-        found += [f"{path}: {fault}" for command in typed(path) for fault in project.faults(command)]
-    report(sorted(set(found)))
-
-
-main()
+project, found = Project(), [*readme(), *versions()]
+for path in files(*SOURCES):
+    found += outside(path)
+for path in files("distca/api/*.h"):
+    if path.count("/") == 2:  # not those in distca/api/inside
+        found += public_header(path)
+for path in files("*.md"):
+    found += links(path)
+for path in files("*.md", "scripts/*.sh"):
+    if path.startswith("bench/results/") or path == "docs/names.md":
+        continue  # they tell what there was to type at the commit that they name
+    found += [f"{path}: {fault}" for command in typed(path) for fault in project.faults(command)]
+report(sorted(set(found)))

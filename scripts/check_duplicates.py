@@ -8,7 +8,7 @@ Indentation does not tell lines apart.
 import collections
 import re
 
-from project import LANGUAGES, TEST, files, read, report, without_comments
+from project import TEST, files, read, report, without_comments
 
 LEAST = 12
 UNCOUNTED = re.compile(r"[\]})>;,]*|#\s*include\b.*|(import|from) .*|(fi|done|esac|;;)")
@@ -54,12 +54,7 @@ def self_test():
     assert not list(equal_runs({"one.cc": one, "other.cc": other.replace("value_5 ", "value_6 ")}))
 
 
-def main():
-    self_test()
-    patterns = [f"*{ending}" for ending in LANGUAGES if ending in (".h", ".cc", ".py", ".sh")]
-    sources = {path: read(path) for path in files(*patterns) if not TEST.search(path)}
-    report([f"{path}:{first}-{last}: {length} code lines are those of {other} from line {there} on: write them once"
-            for path, first, last, other, there, length in equal_runs(sources)])
-
-
-main()
+self_test()
+all_of_them = {path: read(path) for path in files("*.h", "*.cc", "*.py", "*.sh") if not TEST.search(path)}
+report([f"{path}:{first}-{last}: {length} code lines are those of {other} from line {there} on: write them once"
+        for path, first, last, other, there, length in equal_runs(all_of_them)])

@@ -21,28 +21,26 @@ only cuobjdump can count (of CUDA, or of the package triton; "-" without it). Ex
 import argparse
 import hashlib
 import importlib.util
-import json
+import multiprocessing
 import os
 import pathlib
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 
 import kernel_images
 from kernel_calls import LAUNCHES, Caller, wrong
 from kernel_standin import Fault, Standin
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "python/distca"))
-from _kernels import SIGNATURES, signature  # noqa: E402
+from _kernels import FORMAT, SIGNATURES, VERSION, manifest_of, signature  # whose folder kernel_calls knows
 
 MANIFEST = "manifest.json"
 SOURCE = pathlib.Path(__file__).with_name("check_kernels_cudart.c")
 CUT_OFF = 511  # letters of an error that objects kept at least
-COLUMNS = (("object", "name"), ("KiB", "kib"), ("registers", "registers"), ("stack", "frame"), ("spills", "spills"),
-           ("shared", "shared"), ("threads", "threads"), ("parameters", "parameters"), ("bytes", "parameter_bytes"),
-           ("calls", "launches"), ("refused", "refused"))
+COLUMNS = ("object", "KiB", "registers", "stack", "spills", "shared", "threads", "parameters", "bytes", "calls", "refused")
 
 
 class BadInput(Exception):
@@ -52,13 +50,11 @@ class BadInput(Exception):
 def read_manifest(folder):
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
+        manifest = manifest_of(folder)
     except OSError:
         raise BadInput(f"{path} cannot be read: FOLDER is one that distca kernels build has made") from None
-    except ValueError as fault:
-        raise BadInput(f"{path} is no JSON: {fault}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != "distca-kernels" or manifest.get("version") != 1:
-        raise BadInput(f"{path} is not of the format distca-kernels, version 1")
+    if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
+        raise BadInput(f"{path} is damaged, or not of the format {FORMAT}, version {VERSION}")
     lacking = {"arch", "cuda", "dtype", "head_dim", "heads_of_a_key_head", "masks", "sha256"} - set(manifest)
     if lacking:
         raise BadInput(f"{path} lacks {', '.join(sorted(lacking))}")
@@ -89,7 +85,8 @@ def compile_standin(folder, objects, cuda):
     if shutil.which(compiler) is None:
         raise BadInput(f"{compiler} is not found: a C compiler makes the stand-in; CC may name it")
     own = set(re.findall(r"^[\w ]+?\*?\s?\*?(cuda\w+)\(", SOURCE.read_text(), re.MULTILINE))
-    needed = {name for path in objects for name in kernel_images.needed_symbols(path.read_bytes(), ("cuda", "cu"))}
+    needed = {name for path in objects for name, is_undefined in kernel_images.Elf(path.read_bytes()).symbols(".dynsym")
+              if is_undefined and name.startswith("cu")}
     made = pathlib.Path(folder) / f"libcudart.so.{cuda}"
     others = " ".join(f"OTHER({name})" for name in sorted(needed - own))
     done = subprocess.run([compiler, "-std=c11", "-shared", "-fPIC", "-Wall", "-Wextra", f"-DREST={others}",
@@ -99,36 +96,26 @@ def compile_standin(folder, objects, cuda):
     return made, len(needed)
 
 
-def cuobjdump():
-    """Its path, or nothing."""
-    found = shutil.which("cuobjdump")
-    if found is None:
-        package = importlib.util.find_spec("triton")
-        folders = package.submodule_search_locations if package else []
-        found = next((str(path) for folder in folders
-                      for path in pathlib.Path(folder).glob("backends/nvidia/bin/cuobjdump")), None)
-    return found
-
-
 def spills(image):
     """Instructions that store to or load from local memory; "-" if nothing can count them."""
-    program = cuobjdump()
+    package = importlib.util.find_spec("triton")
+    folders = package.submodule_search_locations if package else []
+    path = os.pathsep.join([os.environ.get("PATH", ""), *(f"{folder}/backends/nvidia/bin" for folder in folders)])
+    program = shutil.which("cuobjdump", path=path)
     if program is None:
         return "-"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(image)
         file.flush()
-        path = os.pathsep.join((str(pathlib.Path(program).parent), os.environ.get("PATH", "")))
         done = subprocess.run([program, "-sass", file.name], capture_output=True, text=True, check=False,
-                              env=os.environ | {"PATH": path})
+                              env=os.environ | {"PATH": f"{os.path.dirname(program)}{os.pathsep}{path}"})
     if done.returncode or "EXIT" not in done.stdout:
         return "-"
     return len(re.findall(r"\b(?:STL|LDL)\b", done.stdout))
 
 
 def check_refusals(standin, arguments):
-    """How many wrong calls are refused, and of how many the reason is cut off."""
-    count = cut = 0
+    """Of each wrong call, all of which are refused, whether the reason is cut off."""
     for what, values, begins, ends in wrong(arguments):
         try:
             standin.call(values)
@@ -141,15 +128,13 @@ def check_refusals(standin, arguments):
             raise Fault(f"{what} is refused, but not as \"{begins} ... {ends}\": {words}")
         if standin.launches:
             raise Fault(f"{what} is refused, and yet something is launched")
-        count, cut = count + 1, cut + is_cut
-    return count, cut
+        yield is_cut
 
 
 def check_object(library, path, manifest, masks_and_steps):
     """What the table says of an object."""
     standin = Standin(library, path)
-    launches = refused = cut = 0
-    shared = []
+    cut, shared = [], []
     for mask, step in masks_and_steps:
         caller = Caller(manifest, mask)
         if signature(path.read_bytes()) != SIGNATURES[step]:
@@ -167,39 +152,35 @@ def check_object(library, path, manifest, masks_and_steps):
                     raise Fault("it may begin before the kernel that writes what it reads has ended")
             except Fault as fault:
                 raise Fault(f"{path.name}, {step}, mask {mask}, sequences \"{launch.name}\": {fault}") from None
-            launches += 1
             shared.append(config.shared)
         try:
-            counts = check_refusals(standin, arguments)
-            refused, cut = refused + counts[0], cut + counts[1]
+            cut += check_refusals(standin, arguments)
         except Fault as fault:
             raise Fault(f"{path.name}, {step}, mask {mask}: {fault}") from None
     if standin.arch != int(re.sub(r"\D", "", manifest["arch"])):
         raise Fault(f"{path.name} is for sm_{standin.arch}, the manifest says {manifest['arch']}")
-    return {"name": path.stem, "kib": f"{path.stat().st_size / 1024:.1f}", "registers": kernel.registers,
-            "frame": kernel.frame, "spills": spills(standin.image), "shared": max(shared), "threads": config.block.x,
-            "parameters": len(kernel.parameters), "parameter_bytes": kernel.parameter_bytes, "launches": launches,
-            "refused": refused, "cut": cut, "asked": sorted(standin.asked)}
+    return {"object": path.stem, "KiB": f"{path.stat().st_size / 1024:.1f}", "registers": kernel.registers,
+            "stack": kernel.frame, "spills": spills(standin.image), "shared": max(shared), "threads": config.block.x,
+            "parameters": len(kernel.parameters), "bytes": kernel.parameter_bytes, "calls": len(shared),
+            "refused": len(cut), "cut": sum(cut), "asked": sorted(standin.asked)}
 
 
-def check_apart(library, path, manifest_path):
+def check_apart(library, path, *more):
     """check_object in a process of its own, which an object may end."""
-    done = subprocess.run([sys.executable, __file__, "--object", path.name, "--library", library, manifest_path.parent],
-                          capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return json.loads(done.stdout)
-    said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-    if done.returncode == 1 and said.startswith("FAULT "):
-        raise Fault(said.removeprefix("FAULT "))
-    raise Fault(f"{path.name} ends its process with {done.returncode}: {said}")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        try:
+            return pool.submit(check_object, library, path, *more).result()
+        except BrokenProcessPool:
+            raise Fault(f"{path.name} ends its process") from None
+        except (ValueError, LookupError, struct.error) as fault:
+            raise Fault(f"{path.name}: {fault!r}") from None
 
 
 def print_table(rows):
-    cells = [[title for title, _ in COLUMNS]] + [[str(row[key]) for _, key in COLUMNS] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
-    for line in cells:
-        print("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
-                        for i, (cell, width) in enumerate(zip(line, widths))))
+    cells = [COLUMNS] + [[str(row[key]) for key in COLUMNS] for row in rows]
+    first, *others = (max(map(len, column)) for column in zip(*cells))
+    for name, *figures in cells:
+        print("  ".join([name.ljust(first), *map(str.rjust, figures, others)]))
 
 
 def check(folder):
@@ -207,37 +188,24 @@ def check(folder):
     by_file = uses(manifest)
     check_hashes(folder, manifest, set(by_file))
     paths = [folder / name for name in sorted(by_file)]
-    rows = []
     with tempfile.TemporaryDirectory() as scratch:
         library, symbols = compile_standin(scratch, paths, manifest["cuda"])
-        for path in paths:
-            rows.append(check_apart(library, path, folder / MANIFEST))
+        rows = [check_apart(library, path, manifest, by_file[path.name]) for path in paths]
     print_table(rows)
     asked = sorted({name for row in rows for name in row["asked"]})
     print(f"of CUDA they need {symbols} symbols and use {', '.join(asked)}")
-    totals = {key: sum(row[key] for row in rows) for key in ("launches", "refused", "cut")}
+    totals = {key: sum(row[key] for row in rows) for key in ("calls", "refused", "cut")}
     if totals["cut"]:
         print(f"the reason of {totals['cut']} refusals is cut off: the objects keep too few letters of an error")
-    print(f"check_kernels: {len(rows)} objects of {sum(map(len, by_file.values()))} steps: {totals['launches']} calls "
+    print(f"check_kernels: {len(rows)} objects of {sum(map(len, by_file.values()))} steps: {totals['calls']} calls "
           f"launched what they should, {totals['refused']} wrong ones were refused")
 
 
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
-    options.add_argument("--object", help=argparse.SUPPRESS)  # this one alone, for check_apart
-    options.add_argument("--library", help=argparse.SUPPRESS)
-    asked = options.parse_args()
-    if asked.object:
-        manifest = read_manifest(asked.folder)
-        try:
-            row = check_object(asked.library, asked.folder / asked.object, manifest, uses(manifest)[asked.object])
-        except (Fault, kernel_images.NotAnImage) as fault:
-            sys.exit(f"FAULT {fault}")
-        print(json.dumps(row))
-        return
     try:
-        check(asked.folder)
+        check(options.parse_args().folder)
     except BadInput as fault:
         sys.exit(print(f"check_kernels: error: {fault}", file=sys.stderr) or 2)
     except (Fault, kernel_images.NotAnImage) as fault:

@@ -85,31 +85,25 @@ def torch_fault(path, target):
     return None
 
 
-def main():
-    faults, gloo_users = [], []
-    for path in files("distca/**.h", "distca/**.cc", "cli/**", "python/**", "bench/**", "tests/**", "examples/**"):
-        if not path.endswith((".h", ".cc")):
+faults, gloo_users = [], []
+for path in files(*(f"{top}/**.{ending}" for top in ("distca", *TOP, "examples") for ending in ("h", "cc"))):
+    text = read(path)
+    for bracket, target in INCLUDE.findall(text):
+        fault = None
+        if target == "distca/base/build_info.h":
             continue
-        text = read(path)
-        for bracket, target in INCLUDE.findall(text):
-            fault = None
-            if target == "distca/base/build_info.h":
-                continue
-            if TORCH_HEADER.match(target):
-                fault = torch_fault(path, target)
-                if target == GLOO_HEADER and not path.endswith("_test.cc") and room_of(path) != "examples":
-                    gloo_users.append(path)
-            elif target.split("/")[0] in TOP | {"distca"}:
-                fault = direction_fault(path, target)
-            elif bracket == '"':
-                fault = f'{path}: "{target}": include as "distca/room/header.h"'
-            if fault:
-                faults.append(fault)
-        if re.search(r"\bgetenv\s*\(", text) and path != "distca/base/env.cc":
-            faults.append(f"{path}: calls getenv: only distca/base/env.cc reads the environment")
-    if len(gloo_users) > 1:
-        faults.append(f"{', '.join(gloo_users)}: exactly one file beside tests and examples may include ProcessGroupGloo.hpp")
-    report(faults)
-
-
-main()
+        if TORCH_HEADER.match(target):
+            fault = torch_fault(path, target)
+            if target == GLOO_HEADER and not path.endswith("_test.cc") and room_of(path) != "examples":
+                gloo_users.append(path)
+        elif target.split("/")[0] in TOP | {"distca"}:
+            fault = direction_fault(path, target)
+        elif bracket == '"':
+            fault = f'{path}: "{target}": include as "distca/room/header.h"'
+        if fault:
+            faults.append(fault)
+    if re.search(r"\bgetenv\s*\(", text) and path != "distca/base/env.cc":
+        faults.append(f"{path}: calls getenv: only distca/base/env.cc reads the environment")
+if len(gloo_users) > 1:
+    faults.append(f"{', '.join(gloo_users)}: exactly one file beside tests and examples may include ProcessGroupGloo.hpp")
+report(faults)

@@ -48,28 +48,20 @@ def functions(text):
             start = at + 1
 
 
-def main():
-    faults, used = [], set()
-
-    def check(name, lines, limit):
-        if lines <= limit:
-            return
-        if name in EXCEPTIONS:
-            used.add(name)
-        else:
-            faults.append(f"{name}: {lines} lines: at most {limit}, or an entry with a reason in scripts/check_sizes.py")
-
+def sizes():
+    """(name, lines, how many it may have) of every file and function."""
     for path in files("*.h", "*.cc", "*.py"):
         if path.startswith(EXEMPT_FOLDERS):
             continue
         text = read(path)
-        check(path, text.count("\n"), MAX_FILE)
+        yield path, text.count("\n"), MAX_FILE
         if not path.endswith(".py"):
             for name, lines in functions(text):
-                check(f"{path}:{name}", lines, MAX_FUNCTION)
-    faults += [f"{name}: is no exception any more: remove it from scripts/check_sizes.py"
-               for name in EXCEPTIONS.keys() - used]
-    report(faults)
+                yield f"{path}:{name}", lines, MAX_FUNCTION
 
 
-main()
+too_long = [(name, lines, limit) for name, lines, limit in sizes() if lines > limit]
+report([f"{name}: {lines} lines: at most {limit}, or an entry with a reason in scripts/check_sizes.py"
+        for name, lines, limit in too_long if name not in EXCEPTIONS] +
+       [f"{name}: is no exception any more: remove it from scripts/check_sizes.py"
+        for name in EXCEPTIONS.keys() - {name for name, *_ in too_long}])

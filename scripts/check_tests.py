@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Every x_test.cc is named in the CMakeLists.txt of its folder or of one above: else it would never run."""
 
+import pathlib
 import re
 
 from project import ROOT, files, report
@@ -8,18 +9,9 @@ from project import ROOT, files, report
 
 def is_registered(path):
     """Whether a CMakeLists.txt of its folder or one above names it, as seen from there."""
-    for folder in (ROOT / path).parents:
-        lists = folder / "CMakeLists.txt"
-        inside = str((ROOT / path).relative_to(folder))
-        if lists.is_file() and re.search(rf"(?<![\w./]){re.escape(inside)}\b", lists.read_text()):
-            return True
-        if folder == ROOT:
-            return False
+    path = pathlib.Path(path)
+    return any(re.search(rf"(?<![\w./]){re.escape(str(path.relative_to(folder)))}\b", (ROOT / folder / "CMakeLists.txt").read_text())
+               for folder in path.parents if (ROOT / folder / "CMakeLists.txt").is_file())
 
 
-def main():
-    report([f"{path}: in no CMakeLists.txt: it would never run"
-            for path in files("*_test.cc") if not is_registered(path)])
-
-
-main()
+report([f"{path}: in no CMakeLists.txt: it would never run" for path in files("*_test.cc") if not is_registered(path)])

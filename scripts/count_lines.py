@@ -10,28 +10,23 @@ test_*, and all of tests/ and python/tests/. Asked of git: files that no commit 
 """
 
 import collections
+import io
 import subprocess
 import sys
+import tarfile
 
 from project import LANGUAGES, ROOT, TEST, without_comments
 
 
-def git(*arguments, asked=None):
-    done = subprocess.run(["git", *arguments], cwd=ROOT, input=asked, capture_output=True)
-    return done.stdout if done.returncode == 0 else sys.exit(done.stderr.decode().strip())
-
-
 def files_of(commit):
     """(path, text) of every source file of the commit."""
-    listed = git("ls-tree", "-r", "--name-only", "-z", commit).decode().split("\0")
-    paths = [path for path in listed if path.endswith(tuple(LANGUAGES))]
-    answers = git("cat-file", "--batch", asked="".join(f"{commit}:{path}\n" for path in paths).encode())
-    at = 0
-    for path in paths:
-        begin = answers.index(b"\n", at) + 1
-        end = begin + int(answers[at:begin].split()[2])
-        yield path, answers[begin:end].decode()
-        at = end + 1
+    done = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
+    if done.returncode != 0:
+        sys.exit(done.stderr.decode().strip())
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        for member in archive:
+            if member.isfile() and member.name.endswith(tuple(LANGUAGES)):
+                yield member.name, archive.extractfile(member).read().decode()
 
 
 def code_lines(path, text):
@@ -53,21 +48,17 @@ def count(commit):
     return rooms
 
 
-def main():
-    commits = sys.argv[1:] or ["HEAD"]
-    if len(commits) > 2 or any(commit.startswith("-") for commit in commits):
-        sys.exit(__doc__)
-    counts = [count(commit) for commit in commits]
-    columns = [f"{commit[:12]} {kind}" for commit in commits for kind in ("code", "tests")]
+commits = sys.argv[1:] or ["HEAD"]
+if len(commits) > 2 or any(commit.startswith("-") for commit in commits):
+    sys.exit(__doc__)
+counts = [count(commit) for commit in commits]
+columns = [f"{commit[:12]} {kind}" for commit in commits for kind in ("code", "tests")]
+if len(commits) == 2:
+    columns += ["more code", "more tests"]
+print(f"{'':18}" + "".join(f"{column:>20}" for column in columns))
+for name in sorted(set().union(*counts) - {"all"}) + ["all"]:
+    figures = [figure for rooms in counts for figure in rooms[name]]
+    shown = [f"{figure:,}" for figure in figures]
     if len(commits) == 2:
-        columns += ["more code", "more tests"]
-    print(f"{'':18}" + "".join(f"{column:>20}" for column in columns))
-    for name in sorted(set().union(*counts) - {"all"}) + ["all"]:
-        figures = [figure for rooms in counts for figure in rooms[name]]
-        shown = [f"{figure:,}" for figure in figures]
-        if len(commits) == 2:
-            shown += [f"{figures[2 + i] - figures[i]:+,}" for i in range(2)]
-        print(f"{name:18}" + "".join(f"{figure:>20}" for figure in shown))
-
-
-main()
+        shown += [f"{figures[2 + i] - figures[i]:+,}" for i in range(2)]
+    print(f"{name:18}" + "".join(f"{figure:>20}" for figure in shown))

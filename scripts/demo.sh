@@ -17,10 +17,7 @@ chosen=$("$python" scripts/demo_steps.py "$distca" "$@")
 # shellcheck disable=SC2086  # words
 "$distca" train --config configs/demo.toml --workers 2 train.overwrite=true $chosen "$@"
 
-run=runs/demo
-for word in "$@"; do
-  case $word in train.output_dir=*) run=${word#*=} ;; esac
-done
+run=$(printf '%s\n' train.output_dir=runs/demo "$@" | sed -n 's/^train\.output_dir=//p' | tail -n 1)
 if [ -f "$run/model.safetensors" ]; then  # there is none after --dry-run
   echo
   echo "== 3. what the model says after \"def \""

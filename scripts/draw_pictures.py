@@ -122,7 +122,7 @@ def keep(path, layer, caption):
         json.dumps(other), ",\n".join(kept))
 
 
-def figure(rows, height, caption, heights=None):
+def figure(rows, height, caption):
     """matplotlib's pyplot, and [row] the axes of a new figure, 8 inches wide, with a caption below them."""
     try:
         import matplotlib
@@ -133,8 +133,7 @@ def figure(rows, height, caption, heights=None):
     pyplot.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "distca", "font.family": "sans-serif", "font.size": 8,
                             "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
                             "axes.titlelocation": "left", "axes.titleweight": "bold", "hatch.linewidth": 0.6})
-    made, axes = pyplot.subplots(rows, 1, figsize=(8, height), squeeze=False, layout="constrained", sharex=True,
-                                 height_ratios=heights)
+    made, axes = pyplot.subplots(rows, 1, figsize=(8, height), squeeze=False, layout="constrained", sharex=True)
     made.supxlabel("\n".join(textwrap.wrap(caption, 140)), fontsize=7, color="#59636e", x=0.01, ha="left")
     return made, [row[0] for row in axes]
 
@@ -281,26 +280,19 @@ def pipeline_svg(path):
 
 
 def main():
+    options = {"--layer": {"type": int, "required": True}, "--caption": {"default": ""}, "--pass": {"choices": NEXT, "required": True}}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
-    verb = verbs.add_parser("keep")
-    verb.add_argument("trace")
-    verb.add_argument("--layer", type=int, required=True)
-    verb.add_argument("--caption", default="")
-    verb.set_defaults(make=lambda asked: keep(asked.trace, asked.layer, asked.caption))
-    verb = verbs.add_parser("layer")
-    verb.add_argument("traces", nargs=2, metavar="TRACE")
-    verb.add_argument("--pass", dest="direction", choices=NEXT, required=True)
-    verb.set_defaults(make=lambda asked: layer_svg(*asked.traces, asked.direction))
-    verb = verbs.add_parser("load")
-    verb.add_argument("plans", nargs=2, metavar="PLAN")
-    verb.add_argument("--caption", default="")
-    verb.set_defaults(make=lambda asked: load_svg(*asked.plans, asked.caption))
-    verb = verbs.add_parser("pipeline")
-    verb.add_argument("ticks")
-    verb.set_defaults(make=lambda asked: pipeline_svg(asked.ticks))
-    asked = parser.parse_args()
-    sys.stdout.write(asked.make(asked))
+    for make, name, num_files, *names in ((keep, "keep", 1, "--layer", "--caption"), (layer_svg, "layer", 2, "--pass"),
+                                          (load_svg, "load", 2, "--caption"), (pipeline_svg, "pipeline", 1)):
+        verb = verbs.add_parser(name)
+        verb.add_argument("files", nargs=num_files, metavar="FILE")
+        for option in names:
+            verb.add_argument(option, **options[option])
+        verb.set_defaults(make=make)
+    asked = vars(parser.parse_args())
+    make, paths = asked.pop("make"), asked.pop("files")
+    sys.stdout.write(make(*paths, *asked.values()))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,19 @@ launches whose tensors exist by address alone. They are made through the C inter
 
 import ctypes
 import dataclasses
+import math
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "python/distca"))
+from _kernels import SIGNATURES  # noqa: E402
 
 NONE, INTEGER, NUMBER, TENSOR, LIST = 0, 1, 3, 7, 71  # kinds of a value
 CPU, CUDA = 1, 2
 TYPES = {"int32": (0, 32), "int64": (0, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16)}
 SCALE = 0.125
 WINDOW = 100  # keys to the left
+NONES = (None, None)  # a list
 
 
 class DlTensor(ctypes.Structure):
@@ -44,18 +51,7 @@ class Tensor:
     gap: int = 0  # numbers between rows
 
     def strides(self):
-        strides, next_one = [], 1
-        for size in reversed(self.sizes):
-            strides.insert(0, next_one)
-            next_one *= max(size, 1)
-        return [stride + (self.gap if i == 0 else 0) for i, stride in enumerate(strides)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Nones:
-    """A list of nothing, so many times."""
-
-    count: int
+        return [math.prod(max(size, 1) for size in self.sizes[i + 1:]) + self.gap * (i == 0) for i in range(len(self.sizes))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,92 +83,41 @@ class Caller:
         self.query_tile, self.key_tile = manifest["masks"][mask]["tiles"]
 
     def arguments(self, step, launch):
-        """All that a step is called with."""
-        make = {"forward": self.forward, "backward": self.backward,
-                "backward_deterministic": self.backward, "behind_backward_q": self.behind,
-                "behind_backward_kv": self.behind}[step]
-        self.launch, self.step, self.count = launch, step, 0
-        self.heads = launch.key_heads * self.group
-        self.rows, self.key_rows = sum(launch.queries), sum(launch.keys)
-        self.sequences = len(launch.queries)
-        return make()
+        """All that a step is called with, in the order of its signature: nothing where no name below has a value."""
+        rows, key_rows, sequences, size = sum(launch.queries), sum(launch.keys), len(launch.queries), self.head_dim
+        heads, key_heads, is_shared = launch.key_heads * self.group, launch.key_heads, self.group > 1
+        of_forward, of_keys = step == "forward", step == "behind_backward_kv"
+        query_sums, key_sums = ((count + tile * (sequences + 1) - 1) // tile * tile
+                                for count, tile in ((rows, self.query_tile), (key_rows, self.key_tile)))
+        queries, keys, sums_of_keys = (rows, heads, size), (key_rows, key_heads, size), (key_heads, key_sums * size)
+        # Rows where they lie, maybe among other rows: those that are read, and O where it belongs.
+        lying = {"mQ": queries, "mK": keys, "mV": keys, "mO": queries, "mdO": queries}
+        results = {"mdQ": keys if of_keys else queries}
+        numbers = {"mLSE": (heads, rows if of_forward else query_sums), "mdPsum": (heads, query_sums),
+                   "mdQaccum": sums_of_keys if of_keys else (heads, query_sums * size)}
+        lists = {"mCuSeqlensQ": (sequences + 1,), "mCuSeqlensK": (sequences + 1,)}
+        values = {"softmax_scale": SCALE, "scale": SCALE, "aux_data": NONES}
+        for name in ("mdK", "mdV"):
+            (numbers if is_shared else results)[name] = sums_of_keys if is_shared else keys
+        if of_forward:
+            lists["mSeqUsedK"] = (sequences,)
+        if step == "backward_deterministic":  # turns of blocks: gradients are added in the same order each time
+            blocks, key_blocks = -(-max(launch.queries) // self.query_tile), -(-max(launch.keys) // self.key_tile)
+            lists["mdQ_semaphore"] = (sequences, heads, blocks, 1)
+            lists |= dict.fromkeys(("mdK_semaphore", "mdV_semaphore") if is_shared else (), (sequences, key_heads, key_blocks, 2))
+        if self.mask == "window":
+            values |= {"window_size_left": WINDOW, "window_size_right": 0}
+        for of_kind, dtype, gap in ((lying, self.dtype, 64), (results, self.dtype, 0), (numbers, "float32", 0), (lists, "int32", 0)):
+            for name, sizes in of_kind.items():  # lists lie one behind the other, so at any multiple of 4
+                address = ((0x70_0000 + 0x100 * len(values)) << 24) + 4 * (dtype == "int32")
+                values[name] = Tensor(name, sizes, dtype, address, gap=gap)
+        return [values.get(name) for name in SIGNATURES[step]]
 
     def blocks(self, step, launch):
         """At least so many blocks of the grid have work, except in forward, whose tile is the kernel's own."""
-        heads = launch.key_heads * self.group
-        lengths, tile, of = {"behind_backward_q": (launch.queries, self.query_tile, heads),
-                             "behind_backward_kv": (launch.keys, self.key_tile, launch.key_heads)}.get(
-                                 step, (launch.keys, self.key_tile, heads))
-        return sum(-(-length // tile) for length in lengths) * of
-
-    def tensor(self, name, *sizes, dtype=None):
-        self.count += 1
-        # Lists lie one behind the other, so at any multiple of 4.
-        return Tensor(name, sizes, dtype or self.dtype, ((0x70_0000 + 0x100 * self.count) << 24) + 4 * (dtype == "int32"))
-
-    def rows_among_others(self, name, rows, heads):
-        """Rows where they lie, maybe among other rows: those that are read, and O where it belongs."""
-        return dataclasses.replace(self.tensor(name, rows, heads, self.head_dim), gap=64)
-
-    def queries(self, name):
-        return self.rows_among_others(name, self.rows, self.heads)
-
-    def keys(self, name):
-        return self.rows_among_others(name, self.key_rows, self.launch.key_heads)
-
-    def numbers(self, name, *sizes):
-        return self.tensor(name, *sizes, dtype="float32")
-
-    def list(self, name, count):
-        return self.tensor(name, count, dtype="int32")
-
-    def padded(self, rows, tile):
-        return (rows + tile * (self.sequences + 1) - 1) // tile * tile
-
-    def query_rows(self):
-        return self.padded(self.rows, self.query_tile)
-
-    def window(self):
-        return [WINDOW, 0] if self.mask == "window" else [None, None]
-
-    def forward(self):
-        return [self.queries("q"), self.keys("k"), self.keys("v"), self.queries("o"), self.numbers("lse", self.heads, self.rows), SCALE, self.list("cu_seqlens_q", self.sequences + 1),
-                self.list("key_starts", self.sequences + 1), None, self.list("keys_used", self.sequences), None,
-                *self.window(), None, None, Nones(2), None, None]
-
-    def sums_of_keys(self, name):
-        if self.group == 1:
-            return self.tensor(name, self.key_rows, self.launch.key_heads, self.head_dim)
-        return self.numbers(name, self.launch.key_heads, self.padded(self.key_rows, self.key_tile) * self.head_dim)
-
-    def backward(self):
-        padded = self.query_rows()
-        return [self.queries("q"), self.keys("k"), self.keys("v"), self.queries("d_o"),
-                self.numbers("scaled_lse", self.heads, padded), self.numbers("delta", self.heads, padded),
-                self.numbers("dq", self.heads, padded * self.head_dim), self.sums_of_keys("dk"),
-                self.sums_of_keys("dv"), SCALE, self.list("cu_seqlens_q", self.sequences + 1),
-                self.list("cu_seqlens_k", self.sequences + 1), None, None, *self.window(), *self.orders(), Nones(2),
-                None, None]
-
-    def orders(self):
-        """Turns of blocks, where gradients are added in the same order each time."""
-        if self.step != "backward_deterministic":
-            return [None, None, None]
-        blocks = [-(-max(lengths) // tile) for lengths, tile in ((self.launch.queries, self.query_tile),
-                                                                 (self.launch.keys, self.key_tile))]
-        of_q = self.tensor("dq_order", self.sequences, self.heads, blocks[0], 1, dtype="int32")
-        if self.group == 1:
-            return [of_q, None, None]
-        return [of_q] + [self.tensor(name, self.sequences, self.launch.key_heads, blocks[1], 2, dtype="int32")
-                         for name in ("dk_order", "dv_order")]
-
-    def behind(self):
-        of_q = self.step == "behind_backward_q"
-        result = self.tensor("dq" if of_q else "dk", self.rows if of_q else self.key_rows,
-                             self.heads if of_q else self.launch.key_heads, self.head_dim)
-        rows = self.padded(result.sizes[0], self.query_tile if of_q else self.key_tile)
-        return [self.numbers("sums", result.sizes[1], rows * self.head_dim), result, SCALE,
-                self.list("starts", self.sequences + 1), None, None, None]
+        lengths, tile = (launch.queries, self.query_tile) if step == "behind_backward_q" else (launch.keys, self.key_tile)
+        heads = launch.key_heads * (1 if step == "behind_backward_kv" else self.group)
+        return sum(-(-length // tile) for length in lengths) * heads
 
 
 def packed(arguments):
@@ -183,15 +128,11 @@ def packed(arguments):
             count = len(argument.sizes)
             sizes, strides = (ctypes.c_int64 * count)(*argument.sizes), (ctypes.c_int64 * count)(*argument.strides())
             code, bits = TYPES[argument.dtype]
-            held = DlTensor(argument.address, argument.device, 0, count, code, bits, 1, sizes, strides, 0)
-        elif isinstance(argument, Nones):
-            held = List(1, LIST, 0, None, (Value * argument.count)(), argument.count, argument.count, None)
-        else:
-            held = None
-        if held is not None:
-            kept.append(held)
-            value.kind = TENSOR if isinstance(argument, Tensor) else LIST
-            value.held.pointer = ctypes.addressof(held)
+            kept.append(DlTensor(argument.address, argument.device, 0, count, code, bits, 1, sizes, strides, 0))
+            value.kind, value.held.pointer = TENSOR, ctypes.addressof(kept[-1])
+        elif argument is NONES:
+            kept.append(List(1, LIST, 0, None, (Value * len(NONES))(), len(NONES), len(NONES), None))
+            value.kind, value.held.pointer = LIST, ctypes.addressof(kept[-1])
         elif isinstance(argument, int):
             value.kind, value.held.integer = INTEGER, argument
         elif isinstance(argument, float):

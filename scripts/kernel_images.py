@@ -2,6 +2,7 @@
 image for the GPU (ELF) its registers, memory and parameters. Nothing but the standard library is needed.
 """
 
+import collections
 import dataclasses
 import struct
 
@@ -10,20 +11,12 @@ CUDA = 190  # ELF's number of the machine
 # Attributes of .nv.info, as `cuobjdump --dump-elf` names them.
 THREADS, FRAME_SIZE, PARAMETER, PARAMETER_BYTES, REGISTERS = 0x10, 0x11, 0x17, 0x19, 0x2F
 PARAMETER_WIDE = 0x45  # the same for more than 4 KiB
+OF_ALL = {REGISTERS: "registers", FRAME_SIZE: "frame"}  # what .nv.info says of each kernel
+Section = collections.namedtuple("Section", "name offset size link")
 
 
 class NotAnImage(Exception):
     """In words for people."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    name: str
-    kind: int
-    offset: int
-    size: int
-    link: int
-    info: int
 
 
 @dataclasses.dataclass
@@ -46,20 +39,22 @@ class Elf:
         self.data, self.abi = data, data[8]
         (_, self.machine, _, _, _, sections, self.flags, _, _, _, size, count, names) = struct.unpack_from(
             "<HHIQQQIHHHHHH", data, 16)
-        if sections + size * count > len(data):
+        if not count or sections + size * count > len(data):
             raise NotAnImage("is cut off")
         raw = [struct.unpack_from("<IIQQQQIIQQ", data, sections + size * i) for i in range(count)]
-        strings = data[raw[names][4]:raw[names][4] + raw[names][5]] if count else b""
-        self.sections = [Section(text(strings, r[0]), r[1], r[4], r[5], r[6], r[7]) for r in raw]
+        strings = data[raw[names][4]:raw[names][4] + raw[names][5]]
+        self.sections = [Section(text(strings, r[0]), *r[4:7]) for r in raw]
+
+    def named(self, name):
+        """The section of this name; an empty one if there is none."""
+        return next((section for section in self.sections if section.name == name), Section(name, 0, 0, 0))
 
     def content(self, section):
         return self.data[section.offset:section.offset + section.size]
 
     def symbols(self, name):
         """(name, is undefined) of a table, by index."""
-        table = next((s for s in self.sections if s.name == name), None)
-        if table is None:
-            return []
+        table = self.named(name)
         strings = self.content(self.sections[table.link])
         entries = struct.iter_unpack("<IBBHQQ", self.content(table))
         return [(text(strings, entry[0]), entry[3] == 0) for entry in entries]
@@ -67,12 +62,6 @@ class Elf:
 
 def text(strings, at):
     return strings[at:strings.index(b"\0", at)].decode()
-
-
-def needed_symbols(data, prefixes):
-    """Symbols with such a prefix that a shared object wants of others."""
-    symbols = Elf(data).symbols(".dynsym")
-    return [name for name, is_undefined in symbols if is_undefined and name.startswith(prefixes)]
 
 
 def image_bytes(head):
@@ -122,32 +111,23 @@ def kernels(image):
     arch = elf.flags >> 8 & 0xFF if elf.abi >= 8 else elf.flags & 0xFF
     names = [name for name, _ in elf.symbols(".symtab")]
     code = [section.name.removeprefix(".text.") for section in elf.sections if section.name.startswith(".text.")]
-    found = {name: Kernel(name) for name in code}
-    for section in elf.sections:
-        of, content = section.name, elf.content(section)
-        if of == ".nv.info":
-            for attribute, value in attributes(content):
-                if attribute in (REGISTERS, FRAME_SIZE):
-                    symbol, number = struct.unpack("<II", value)
-                    kernel = found.get(names[symbol])
-                    if kernel is not None:
-                        setattr(kernel, "registers" if attribute == REGISTERS else "frame", number)
-        elif of.startswith(".nv.info."):
-            describe(found[of[len(".nv.info."):]], content)
-        elif of.startswith(".nv.shared.") and of[len(".nv.shared."):] in found:
-            found[of[len(".nv.shared."):]].static_shared = section.size
+    found = {name: Kernel(name, static_shared=elf.named(f".nv.shared.{name}").size) for name in code}
+    for name, kernel in found.items():
+        describe(kernel, elf.content(elf.named(f".nv.info.{name}")))
+    for attribute, value in attributes(elf.content(elf.named(".nv.info"))):
+        if attribute in OF_ALL:
+            symbol, number = struct.unpack("<II", value)
+            if names[symbol] in found:
+                setattr(found[names[symbol]], OF_ALL[attribute], number)
     return found, arch
 
 
 def describe(kernel, content):
     by_place = {}
     for attribute, value in attributes(content):
-        if attribute == PARAMETER:
-            _, place, offset, packed = struct.unpack("<IHHI", value)
-            by_place[place] = (offset, packed >> 18)
-        elif attribute == PARAMETER_WIDE:
+        if attribute in (PARAMETER, PARAMETER_WIDE):
             _, place, offset, size = struct.unpack_from("<IHHI", value)
-            by_place[place] = (offset, size)
+            by_place[place] = offset, size >> 18 if attribute == PARAMETER else size
         elif attribute == PARAMETER_BYTES:
             kernel.parameter_bytes = value
         elif attribute == THREADS:

@@ -45,21 +45,16 @@ LAUNCHED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LoadedKernel), ctypes.P
                             ctypes.POINTER(ctypes.c_void_p))
 
 
-class Told(ctypes.Structure):
-    _fields_ = [("called", CALLED), ("launched", LAUNCHED)]
-
-
 class Descriptor:
     """Of a tensor, as the kernels' own code on the host writes it for the GPU's copy engine: the address, strides in 16
-    bytes from the second dimension on, sizes less one, and the box of one copy."""
+    bytes from the second dimension on, and sizes less one."""
 
     def __init__(self, content):
         self.address, kind, *strides = struct.unpack_from("<QI4I", content)
-        self.rank = (kind >> 4 & 7) + 1
+        rank = (kind >> 4 & 7) + 1
         sizes = struct.unpack_from("<5I", content, 32)
-        self.sizes = [size + 1 for size in sizes[:self.rank]]
-        self.strides = [16 * stride for stride in strides[:self.rank - 1]]
-        self.box = [size + 1 for size in content[55:55 + self.rank]]
+        self.sizes = [size + 1 for size in sizes[:rank]]
+        self.strides = [16 * stride for stride in strides[:rank - 1]]
 
     def is_of(self, tensor):
         """One that cuts off the ends of sequences begins RAGGED rows before the tensor, and has one dimension more."""
@@ -77,11 +72,11 @@ class Standin:
     """One compiled kernel and what it has asked for."""
 
     def __init__(self, library, path):
-        self.asked, self.launches, self.faults = set(), [], []
+        self.asked, self.launches, self.fault = set(), [], None
         self.kernels, self.arch, self.image = {}, 0, b""
         cuda = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-        self.told = Told(CALLED(lambda name: self.asked.add(name.decode())), LAUNCHED(self.on_launch))
-        cuda.standin_tell(ctypes.byref(self.told))
+        self.told = CALLED(lambda name: self.asked.add(name.decode())), LAUNCHED(self.on_launch)
+        cuda.standin_tell(*self.told)
         try:
             made = ctypes.CDLL(str(path))
             self.function, set_stream, self.error = (
@@ -101,9 +96,9 @@ class Standin:
             described = self.describe(loaded)
             contents = parameter_contents(described, arguments)
         except (Fault, kernel_images.NotAnImage) as fault:
-            self.faults.append(str(fault))
+            self.fault = self.fault or Fault(fault)
             return INVALID_VALUE
-        attributes = {copy.attributes[i].id: list(copy.attributes[i].value) for i in range(copy.attribute_count)}
+        attributes = {one.id: list(one.value) for one in copy.attributes[:copy.attribute_count]}
         self.launches.append((described, copy, contents, loaded.shared_limit, attributes))
         return 0
 
@@ -124,14 +119,14 @@ class Standin:
     def call(self, arguments):
         """Calls the kernel; a refusal is a Fault."""
         values, kept = packed(arguments)
-        self.launches, self.faults = [], []
+        self.launches, self.fault = [], None
         result = packed([None])[0]
         code = self.function(None, ctypes.addressof(values), len(values), ctypes.addressof(result))
         # Lists are lent: the kernel gives back what it has counted.
         if any(getattr(held, "references", 1) != 1 for held in kept):
             raise Fault("the kernel keeps a list that it was lent")
-        if self.faults:
-            raise Fault(self.faults[0])
+        if self.fault:
+            raise self.fault
         if code:
             raise Fault(f"refused: {(self.error() or b'').decode()}")
 

@@ -27,23 +27,16 @@ kernels=${DISTCA_KERNELS:-${XDG_CACHE_HOME:-$HOME/.cache}/distca/kernels}
 [ ! -d "$kernels" ] || cp -rL "$kernels" "$bundle/kernels"
 [ $# -eq 0 ] || cp -rL "$@" "$bundle/data/"
 
-# package NAME TARGET [DEFINITION...]: a find_package() answer whose headers are the bundle's.
-package() {
-  local name=$1 target=$2
-  shift 2
+# Answers of find_package() whose headers are the bundle's.
+for name in fmt nlohmann_json CLI11 tomlplusplus; do
   mkdir -p "$bundle/share/cmake/$name"
   cat >"$bundle/share/cmake/$name/${name}Config.cmake" <<CMAKE
-if(NOT TARGET $target)
-  add_library($target INTERFACE IMPORTED)
-  target_include_directories($target SYSTEM INTERFACE \${CMAKE_CURRENT_LIST_DIR}/../../../include)
-  target_compile_definitions($target INTERFACE $*)
+if(NOT TARGET $name::$name)
+  add_library($name::$name INTERFACE IMPORTED)
+  target_include_directories($name::$name SYSTEM INTERFACE \${CMAKE_CURRENT_LIST_DIR}/../../../include)
 endif()
 CMAKE
-}
-package fmt fmt::fmt
-package nlohmann_json nlohmann_json::nlohmann_json
-package CLI11 CLI11::CLI11
-package tomlplusplus tomlplusplus::tomlplusplus
+done
 
 mkdir -p "$bundle/share/cmake/GTest"
 cat >"$bundle/share/cmake/GTest/GTestConfig.cmake" <<'CMAKE'

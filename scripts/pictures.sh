@@ -11,42 +11,23 @@ work=runs/pictures
 layer=2            # of layers 0 to 3
 rate=${RATE:-40}   # MB/s of each direction of the wire
 
-die() { echo "pictures.sh: $*" >&2; exit 1; }
-[ "$(id -u)" -eq 0 ] || die "needs root, to make network namespaces"
-command -v tc >/dev/null || die "needs iproute2"
+[ "$(id -u)" -eq 0 ] || { echo "pictures.sh: run as root, for network namespaces" >&2; exit 1; }
+export RES_OPTIONS="timeout:1 attempts:1"  # the namespaces have no resolver
 $python -c 'import matplotlib' 2>/dev/null || $python -m pip install -q matplotlib
-[ -f data/stdlib.idx ] || die "no data/stdlib: run make demo, which prepares it"
+[ -f data/stdlib.idx ] || { echo "pictures.sh: no data/stdlib: run make demo, which prepares it" >&2; exit 1; }
 
-# Two network namespaces are two machines to TCP. A token bucket limits what each sends: a segment of 64 KiB, as TCP hands
-# it down, fits into it, so the kernel need not cut it.
-pair=distca-pictures-$$
-remove() {  # with whatever still runs there
-  for end in 0 1; do
-    ip netns pids $pair-$end 2>/dev/null | xargs -r kill || true
-    ip netns del $pair-$end 2>/dev/null || true
-  done
-}
-trap remove EXIT
-for end in 0 1; do ip netns add $pair-$end; done
-ip -n $pair-0 link add wire type veth peer name wire netns $pair-1
-bytes=$((rate * 1000000))
-for end in 0 1; do
-  ip -n $pair-$end addr add 10.97.0.$((end + 1))/30 dev wire
-  ip -n $pair-$end link set lo up
-  ip -n $pair-$end link set wire mtu 65535 up
-  ip netns exec $pair-$end sh -c 'echo reno > /proc/sys/net/ipv4/tcp_congestion_control
-    echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle'
-  ip netns exec $pair-$end tc qdisc replace dev wire root tbf rate ${bytes}bps \
-    burst $((bytes / 1000 > 73728 ? bytes / 1000 : 73728)) limit 4194304
-done
-
-# One training in both namespaces: steps 3 to 7 are traced.
-rank() {
-  ip netns exec $pair-"$1" env RANK="$1" LOCAL_RANK="$1" WORLD_SIZE=2 MASTER_ADDR=10.97.0.1 MASTER_PORT=29400 \
-    GLOO_SOCKET_IFNAME=wire RES_OPTIONS='timeout:1 attempts:1' taskset -c "$1" \
-    $distca train --config configs/demo.toml batch.nano_batches=2 train.steps=7 train.trace_first_step=3 \
-    train.trace_steps=5 plan.layout=sequential train.output_dir=$work/"$2" train.overwrite=true train.overlap="$2" \
-    --trace $work/"$2".json
+# One training in two network namespaces, which are two machines to TCP: steps 3 to 7 are traced.
+train() {
+  PYTHONPATH=bench $python - "$rate" $distca train --config configs/demo.toml batch.nano_batches=2 train.steps=7 \
+    train.trace_first_step=3 train.trace_steps=5 plan.layout=sequential train.output_dir=$work/"$1" train.overwrite=true \
+    train.overlap="$1" --trace $work/"$1".json <<'PYTHON'
+import sys, wire
+if reason := wire.why_not():
+    sys.exit(f"pictures.sh: {reason}")
+with wire.namespaces():
+    wire.limit(int(sys.argv[1]))
+    wire.run_ranks(["sh", "-c", 'exec taskset -c $RANK "$@"', "sh", *sys.argv[2:]], 29400)
+PYTHON
 }
 mkdir -p $work $out
 cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
@@ -56,9 +37,7 @@ size 256, heads 4:2 of 64, fp32). Of 5 traced steps, the one is shown in which t
 median time. Nobody knows when a message arrived before the wait for it, so it is drawn from its issue to the end of the wait. \
 One layer is not a measurement; bench/wire.py measures."
 for overlap in none ping-pong; do
-  rank 1 $overlap >/dev/null & other=$!
-  rank 0 $overlap
-  wait $other
+  train $overlap
   $draw keep $work/$overlap.json --layer $layer --caption "$run" > $out/$overlap.json
 done
 for pass in forward backward; do

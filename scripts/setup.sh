@@ -33,10 +33,8 @@ say() { echo "setup: $*"; did_something=1; }
 did_something=0
 
 missing_packages() {
-  local package
-  for package in "${packages[@]}"; do
-    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || echo "$package"
-  done
+  dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${packages[@]}" 2>/dev/null | sed -n 's/ installed$//p' |
+    grep -Fxvf - <(printf '%s\n' "${packages[@]}") || true
 }
 
 install_packages() {

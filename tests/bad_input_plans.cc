@@ -41,6 +41,7 @@ std::vector<BadInput> bad_words() {
       {"distca trace", "file is required (see distca trace --help)"},
       {"distca report --out new.html", "inputs is required (see distca report --help)"},
       {"distca report one_step.json", "--out is required (see distca report --help)"},
+      {"distca kernels build --arch sm_80", "--arch"},
       {"distca kernels build --head-dim 96", "--head-dim"},
       {"distca kernels build --dtype float32", "--dtype"},
       {"distca kernels build --out there", "there exists; --overwrite replaces it", "mkdir there"},

@@ -40,7 +40,7 @@ class BadTokens : public CheckpointTest {
     const IndexedDataset text(prefix_);
     for (int64_t document = 0; document < text.num_documents(); ++document) {
       documents_.emplace_back(text.document_length(document));
-      text.read(document, 0, documents_.back());
+      EXPECT_FALSE(text.read(document, 0, documents_.back()));
     }
     put(999);
   }

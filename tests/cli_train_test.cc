@@ -272,7 +272,7 @@ TEST_F(CliTrainTest, ranks_with_other_data_refuse_to_start) {
     IndexedDatasetWriter writer(folder_ / name, TokenType::kUint8);
     for (int64_t document = 0; document < data.num_documents(); ++document) {
       std::vector<int32_t> tokens(static_cast<size_t>(data.document_length(document)));
-      data.read(document, 0, tokens);
+      EXPECT_FALSE(data.read(document, 0, tokens));
       for (int32_t& token : tokens) token += change;
       if (longer) tokens.push_back(10);
       writer.add_document(tokens);

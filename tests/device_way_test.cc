@@ -24,7 +24,7 @@ StepRun on_three_workers(ScalarType dtype, KernelChoice kernel) {
           .workers = 3,
           .planner = "balanced",
           .play = {.overlap = Overlap::kPingPong},
-          .options = {.kernel = kernel}};
+          .options = {.kernel = {.choice = kernel}}};
 }
 
 std::shared_ptr<void> as_on_device_here(int, Step&) { return std::make_shared<AsOnDevice>(); }

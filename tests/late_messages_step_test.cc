@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "distca/comm/device_copy.h"
+#include "distca/comm/device_stream.h"
 #include "distca/comm/late_messages_testing.h"
 #include "distca/program/program.h"
 #include "tests/parity_testing.h"

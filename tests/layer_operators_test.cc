@@ -33,7 +33,7 @@ int64_t calls(const std::string& planner, int64_t layers, bool evaluate) {
       .workers = kWorkers,
       .planner = planner,
       .play = {.overlap = Overlap::kNone},
-      .options = {.kernel = KernelChoice::kAten},
+      .options = {.kernel = {.choice = KernelChoice::kAten}},
       .evaluate = evaluate};
   step.watch = [&](int, Step&) {
     return std::shared_ptr<Watched>(new Watched, [&](Watched* watched) {

@@ -17,7 +17,7 @@
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/comm/as_on_device.h"
-#include "distca/comm/device_copy.h"
+#include "distca/comm/device_stream.h"
 #include "distca/comm/host_read.h"
 #include "tests/parity_testing.h"
 

@@ -221,7 +221,7 @@ StepRun step_of(ScalarType dtype, const char* planner, const Play& play) {
           .workers = 3,
           .planner = planner,
           .play = play,
-          .options = {.kernel = KernelChoice::kCpu}};
+          .options = {.kernel = {.choice = KernelChoice::kCpu}}};
 }
 
 TEST(parity_bits, a_steps_kept_keys_give_the_bits_of_resent_ones_for_more_bytes) {

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "distca/base/text.h"
-#include "distca/comm/device_copy.h"
+#include "distca/comm/device_stream.h"
 #include "tests/covering_pairs.h"
 #include "tests/parity_testing.h"
 
@@ -190,7 +190,7 @@ TEST_P(FormatParityTest, loss_and_every_gradient_stay_within_the_formats_bound) 
   for (const FormatPlay& format : c.plays) {
     StepRun what{.model = small_llama(format.kv_heads, c.dtype),
                  .documents = kMixed,
-                 .options = {.kernel = format.kernel}};
+                 .options = {.kernel = {.choice = format.kernel}}};
     const Outcome& one = one_worker(fmt::format("{} {} {}", short_name(c.dtype), format.kv_heads,
                                                 static_cast<int>(format.kernel)),
                                     what);
@@ -258,7 +258,7 @@ TEST(parity, every_kernel_and_number_of_threads_gives_the_same) {
                   .documents = kMixed,
                   .workers = 2,
                   .planner = "balanced",
-                  .options = {.kernel = kernel, .threads = threads}});
+                  .options = {.kernel = {.choice = kernel, .threads = threads}}});
     };
     const Outcome reference = with(KernelChoice::kReference, 1);
     const Outcome ours = with(KernelChoice::kCpu, 1);

@@ -47,11 +47,11 @@ std::vector<StepInput> inputs_of(const StepRun& what, const StepOptions& options
   }
   const auto kind = what.evaluate ? ProgramRequest::Kind::kEvaluate : ProgramRequest::Kind::kTrain;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    inputs[rank].program =
-        step_program(what.model, options, rank < what.workers, kind, std::move(parts[rank]),
-                     what.evaluate || rank >= what.workers
-                         ? nullptr
-                         : gradient_exchange(what.model, options, rank, what.workers));
+    inputs[rank].program = step_program(
+        what.model, options, rank < what.workers, kind, std::move(parts[rank]),
+        what.evaluate || rank >= what.workers
+            ? nullptr
+            : gradient_exchange(what.model, options, whole_model(what.model), rank, what.workers));
   }
   return inputs;
 }
@@ -78,7 +78,8 @@ Outcome work(const StepRun& what, const StepOptions& options, Communicator& comm
   const Llama model(what.model, 11, comm.cuda_device());
   std::shared_ptr<const GradientExchange> gradients = input.program.gradients;
   if (gradients == nullptr)  // it evaluates
-    gradients = gradient_exchange(what.model, options, comm.rank(), what.workers);
+    gradients =
+        gradient_exchange(what.model, options, whole_model(what.model), comm.rank(), what.workers);
   Optimizer optimizer(model, 11, {}, gradients);
   Step step(what.model, &model, comm, options);
   std::shared_ptr<void> watch = what.watch ? what.watch(comm.rank(), step) : nullptr;

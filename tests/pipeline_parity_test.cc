@@ -246,7 +246,7 @@ TEST(pipeline_parity, the_bits_of_the_loss_do_not_depend_on_the_number_of_stages
                        .layers = {4},
                        .nano_batches = testing::uneven_lengths(3),
                        .replicas = replicas,
-                       .options = {.kernel = kernel},
+                       .options = {.kernel = {.choice = kernel}},
                        .evaluate = true};
       const double loss = run(what).step.loss;
       EXPECT_GT(loss, 0);

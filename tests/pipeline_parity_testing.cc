@@ -110,9 +110,10 @@ StepInput input_of_one(const PipelineRun& what) {
                                        what.model.vocab_size, /*goes_on=*/false));
   }
   const auto kind = what.evaluate ? ProgramRequest::Kind::kEvaluate : ProgramRequest::Kind::kTrain;
-  input.program =
-      step_program(what.model, what.options, /*holds_weights=*/true, kind, std::move(parts),
-                   what.evaluate ? nullptr : gradient_exchange(what.model, what.options, 0, 1));
+  input.program = step_program(
+      what.model, what.options, /*holds_weights=*/true, kind, std::move(parts),
+      what.evaluate ? nullptr
+                    : gradient_exchange(what.model, what.options, whole_model(what.model), 0, 1));
   return input;
 }
 

@@ -41,8 +41,7 @@ using Buffers = std::array<MessageMemory, kNumBufferRoles>;
 struct RankPlan {
   std::string hash;
   AttentionExchange exchange;
-  ExchangeTasks tasks;
-  std::vector<TaskSet> sets;  // in which tasks are computed
+  std::vector<KernelTasks> tasks;  // sets, in the order in which they are computed
 };
 
 void check_scale(double softmax_scale) {
@@ -83,19 +82,9 @@ KernelRequest kernel_request(const Shape& shape, const CoreAttentionOptions& opt
 
 constexpr size_t kRememberedPlans = 8;  // layers under way keep theirs in addition
 
-/// In errors.
-const char* name_of(Content content) {
-  switch (content) {
-    case Content::kQkv:
-      return "Q, K, V of forward";
-    case Content::kO:
-      return "O of forward";
-    case Content::kDO:
-      return "dO of backward";
-    default:
-      return "gradients of backward";
-  }
-}
+// [Content] In errors.
+constexpr std::array kContentNames{"Q, K, V of forward", "O of forward", "dO of backward",
+                                   "gradients of backward"};
 
 }  // namespace
 
@@ -139,7 +128,7 @@ class Layer {
 
   HomeRows home;
   const double softmax_scale;
-  at::Tensor dq, dk, dv;  // once waited for in backward
+  QkvGradients gradients;  // once waited for in backward
 
   const std::shared_ptr<RankPlan>& plan() const { return plan_; }
   const CoreAttention::Engine* engine() const { return engine_.get(); }
@@ -157,6 +146,7 @@ class Layer {
   std::shared_ptr<CoreAttention::Engine> engine_;
   std::shared_ptr<RankPlan> plan_;
   const Pass pass_;
+  const Content result_ = pass_ == Pass::kForward ? Content::kO : Content::kGradient;
   const uint32_t call_;
   const int exceptions_ = std::uncaught_exceptions();
   LayerState layer_state_;
@@ -174,22 +164,15 @@ Layer::Layer(std::shared_ptr<CoreAttention::Engine> engine, std::shared_ptr<Rank
       plan_(std::move(plan)),
       pass_(pass),
       call_(engine_->sequence->calls++) {
-  const AttentionExchange& exchange = plan_->exchange;
   const bool forward = pass_ == Pass::kForward;
-  const Content result = forward ? Content::kO : Content::kGradient;
-  reserve(forward ? BufferRole::kOIn : BufferRole::kGradientIn, exchange.servers(result));
+  const Content sent = forward ? Content::kQkv : Content::kDO;
+  reserve(received_into(result_), plan_->exchange.received(result_));
   // First, so that servers know of it before this rank's messages fill the wire.
-  if (!engine_->comm.ends_in_order()) from_servers_ = issue(result, Directions::kReceives);
-  if (forward) {
-    reserve(BufferRole::kQkvOut, exchange.servers(Content::kQkv));
-    reserve(BufferRole::kQkvIn, exchange.homes(Content::kQkv));
-    to_servers_ = issue(Content::kQkv, Directions::kBoth);
-  } else {
-    buffers_[static_cast<size_t>(BufferRole::kQkvIn)] = std::move(received_qkv);
-    reserve(BufferRole::kDOOut, exchange.servers(Content::kDO));
-    reserve(BufferRole::kDOIn, exchange.homes(Content::kDO));
-    to_servers_ = issue(Content::kDO, Directions::kBoth);
-  }
+  if (!engine_->comm.ends_in_order()) from_servers_ = issue(result_, Directions::kReceives);
+  if (!forward) buffers_[static_cast<size_t>(BufferRole::kQkvIn)] = std::move(received_qkv);
+  reserve(sent_from(sent), plan_->exchange.sent(sent));
+  reserve(received_into(sent), plan_->exchange.received(sent));
+  to_servers_ = issue(sent, Directions::kBoth);
   engine_->sequence->to_compute.push_back(this);
 }
 
@@ -213,11 +196,8 @@ void Layer::reserve(BufferRole role, const MessageList& messages) {
 }
 
 LayerPass Layer::pass() {
-  LayerPass pass{.exchange = plan_->exchange,
-                 .tasks = plan_->tasks,
-                 .home = home,
-                 .layer_state = layer_state_,
-                 .pass = pass_};
+  LayerPass pass{
+      .exchange = plan_->exchange, .home = home, .layer_state = layer_state_, .pass = pass_};
   for (size_t role = 0; role < buffers_.size(); ++role) {
     const at::Tensor* const memory = buffers_[role].get();
     if (memory == nullptr) continue;
@@ -232,8 +212,8 @@ std::unique_ptr<PendingExchange> Layer::issue(Content content, Directions direct
   const uint32_t tag = (2 * call_ + (goes_home(content) ? 1 : 0)) % kExchangeTags;
   if (directions != Directions::kReceives)
     engine_->sequence->sent_bytes += plan_->exchange.sent(content).bytes;
-  return engine_->parts.issue(layer, content, tag, fmt::format("{} {}", name_of(content), call_),
-                              directions);
+  const char* const name = kContentNames.at(static_cast<size_t>(content));
+  return engine_->parts.issue(layer, content, tag, fmt::format("{} {}", name, call_), directions);
 }
 
 /// This layer's and those that were called before it: another rank may wait for theirs.
@@ -250,22 +230,20 @@ void Layer::compute_tasks() {
   const PlainTensors plain;
   engine_->kernel.set_softmax_scale(std::abs(softmax_scale));
   const AttentionExchange& exchange = plan_->exchange;
-  const bool forward = pass_ == Pass::kForward;
-  const Content result = forward ? Content::kO : Content::kGradient;
-  if (exchange.converts_gradients() && !forward)
+  if (exchange.converts_gradients() && pass_ == Pass::kBackward)
     reserve(BufferRole::kAccumulators, exchange.homes(Content::kAccumulator));
-  reserve(forward ? BufferRole::kOOut : BufferRole::kGradientOut, exchange.homes(result));
+  reserve(sent_from(result_), exchange.sent(result_));
   // Where exchanges end in order, no receive may stand before what its server waits for.
   const bool in_order = engine_->comm.ends_in_order();
   bool serves = false;
-  for (const TaskSet set : plan_->sets) {
-    const bool away = set == TaskSet::kAway || set == TaskSet::kAll;
-    if (away && to_servers_) to_servers_->wait_received();
-    engine_->parts.compute(pass(), set);
-    if (away) to_homes_ = issue(result, in_order ? Directions::kBoth : Directions::kSends);
-    serves |= away;
+  for (KernelTasks& tasks : plan_->tasks) {
+    if (tasks.reads_received && to_servers_) to_servers_->wait_received();
+    engine_->parts.compute(pass(), tasks);
+    if (!tasks.reads_received) continue;
+    to_homes_ = issue(result_, in_order ? Directions::kBoth : Directions::kSends);
+    serves = true;
   }
-  if (in_order && !serves) to_homes_ = issue(result, Directions::kReceives);
+  if (in_order && !serves) to_homes_ = issue(result_, Directions::kReceives);
 }
 
 void Layer::wait() {
@@ -284,8 +262,8 @@ void Layer::wait() {
   buffers_ = {};
   buffers_[static_cast<size_t>(BufferRole::kQkvIn)] = std::move(kept);
   if (pass_ == Pass::kBackward) {
-    engine_->parts.take_gradients(home, &dq, &dk, &dv);
-    if (softmax_scale < 0) dq.neg_();
+    gradients = engine_->parts.take_gradients(home);
+    if (softmax_scale < 0) std::get<0>(gradients).neg_();
     home = {};
   }
   done_ = true;
@@ -317,8 +295,8 @@ std::shared_ptr<RankPlan> CoreAttention::Engine::rank_plan(const BatchPlan& plan
   made->hash = plan.hash();
   made->exchange = make_attention_exchange(PlanIndex(plan.plan()).exchange(comm.rank()),
                                            plan.plan().shape, types);
-  made->tasks = kernel_tasks(made->exchange);
-  made->sets = made->exchange.partial_sets();
+  for (const TaskSet set : made->exchange.partial_sets())
+    made->tasks.push_back(kernel_tasks(made->exchange, pieces_of(made->exchange, set)));
   parts.check(made->exchange);
   if (plans.size() >= kRememberedPlans) plans.erase(plans.begin());
   plans.push_back(made);
@@ -357,6 +335,15 @@ std::array<at::Tensor, 3> CoreAttention::Engine::qkv(int64_t tokens, double soft
   return {softmax_scale < 0 ? queries.neg() : queries,
           rows("k", k, tokens, shape.num_kv_heads, shape.head_dim_qk),
           rows("v", v, tokens, shape.num_kv_heads, shape.head_dim_v)};
+}
+
+std::vector<std::string> kernel_names() { return distca::kernel_names(); }
+
+std::string compiled_kernels_folder(int64_t head_dim, std::string dtype,
+                                    int64_t heads_of_a_key_head) {
+  const std::optional<ScalarType> type = scalar_type(dtype);
+  DISTCA_THROW_IF(!type, ErrorKind::kUsage, "dtype = {}: no type of numbers", dtype);
+  return distca::compiled_kernels_folder(head_dim, *type, heads_of_a_key_head);
 }
 
 CoreAttention::CoreAttention(Communicator& comm, const Shape& shape,
@@ -444,7 +431,7 @@ void Forward::drop_inputs() {
 void Backward::compute() { layer_->compute(); }
 std::tuple<at::Tensor, at::Tensor, at::Tensor> Backward::wait() {
   layer_->wait();
-  return {layer_->dq, layer_->dk, layer_->dv};
+  return layer_->gradients;
 }
 
 }  // namespace distca::api

@@ -181,10 +181,10 @@ AttentionShape attention_shape(const Shape& shape, int64_t window_left) {
 }
 
 struct BatchPlan::State {
-  Plan plan;
   std::string hash;
   std::vector<std::vector<Range>> tokens;
   double at_home;
+  Plan plan;
 };
 
 BatchPlan::BatchPlan(Plan plan) {
@@ -193,11 +193,8 @@ BatchPlan::BatchPlan(Plan plan) {
   checks.even_tokens = checks.whole_blocks = false;  // the caller's own
   const std::vector<std::string> faults = validate(plan, checks);
   require(faults.empty(), "{}", faults.empty() ? "" : faults[0]);
-  std::string hash = plan_hash(plan);
-  std::vector<std::vector<Range>> tokens = tokens_of(plan);
-  const double at_home = at_home_of(plan);
   state_ = std::make_shared<const State>(
-      State{std::move(plan), std::move(hash), std::move(tokens), at_home});
+      State{plan_hash(plan), tokens_of(plan), at_home_of(plan), std::move(plan)});
 }
 
 BatchPlan BatchPlan::from_json(std::string_view json) { return BatchPlan(plan_from_json(json)); }

@@ -125,6 +125,8 @@ struct BatchRequest {
   /// log-sum-exp. That needs fewer bytes, but the bits of O then depend on the plan. Only
   /// "balanced" can do it.
   bool split_kv = false;
+
+  bool operator==(const BatchRequest&) const = default;
 };
 
 /// A plan that the validator has checked. It is a value; copies share its memory.

@@ -1,6 +1,6 @@
 #pragma once
-// Clocks that only go forward, for measuring durations. Any thread may call these functions; a
-// Stopwatch belongs to one thread at a time.
+// Clocks that only go forward, for measuring durations, and the clock on the wall. Any thread may
+// call these functions; a Stopwatch belongs to one thread at a time.
 //
 //     const Stopwatch watch;
 //     work();
@@ -16,6 +16,11 @@ namespace distca {
 /// Seconds since an arbitrary moment, which is the same for all threads of the process.
 inline double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Seconds since 1970 by the clock of this machine, which may be set.
+inline double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 /// Processor time that the calling thread, or all threads of the process, have used, in seconds.

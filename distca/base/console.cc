@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <pthread.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -10,16 +9,15 @@
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <deque>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "distca/base/clock.h"
 #include "distca/base/env.h"
+#include "distca/base/stop_signals.h"
 
 namespace distca {
 namespace {
@@ -27,23 +25,21 @@ namespace {
 constexpr std::string_view kClearLine = "\r\033[K";
 constexpr size_t kMostAtOnce = 4096;  // bytes: what one write may take is seen as it goes
 
-bool is_display(int fd) { return isatty(fd) == 1 && env_string("TERM") != "dumb"; }
-
 }  // namespace
 
-struct Console::State {
+struct Console::State : std::enable_shared_from_this<State> {
   struct Chunk {
     std::string text;
     bool progress = false;  // outdated by what is said next
   };
 
-  State(int fd, ConsoleOptions options)
-      : fd(fd), options(options), is_a_tty(isatty(fd) == 1), terminal(is_display(fd)) {}
+  State(int fd, ConsoleOptions options) : fd(fd), options(options) {}
 
   const int fd;
   const ConsoleOptions options;
-  const bool is_a_tty;
-  const bool terminal;  // true if `fd` can show a progress line
+  const bool is_a_tty = isatty(fd) == 1;
+  // True if `fd` can show a progress line.
+  const bool terminal = is_a_tty && env_string("TERM") != "dumb";
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -60,13 +56,15 @@ struct Console::State {
   void put(std::string text, bool progress);
   std::string count_dropped();
   bool idle() const { return chunks.empty() && !writing; }
-  void start(const std::shared_ptr<State>& self);
+  void start();
   void run();
   bool write_out(const std::string& text, std::unique_lock<std::mutex>& lock);
 };
 
 /// The buffer takes it or counts it.
 void Console::State::say(std::string text, bool progress, bool important) {
+  start();
+  if (gone) return;
   later.reset();
   if (!chunks.empty() && chunks.back().progress) {  // nobody has seen it
     bytes -= chunks.back().text.size();
@@ -93,19 +91,11 @@ void Console::State::put(std::string text, bool progress) {
   changed.notify_all();
 }
 
-void Console::State::start(const std::shared_ptr<State>& self) {
+void Console::State::start() {
   if (std::exchange(started, true)) return;
-  // Signals are for threads that expect them.
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
-  try {
-    std::thread([self] { self->run(); }).detach();
-  } catch (const std::system_error&) {
-    gone = true;  // no thread to be had: the run matters more than its words
-    write_error = EAGAIN;
-  }
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  if (start_without_signals([self = shared_from_this()] { self->run(); })) return;
+  gone = true;  // no thread to be had: the run matters more than its words
+  write_error = EAGAIN;
 }
 
 void Console::State::run() {
@@ -179,26 +169,23 @@ size_t Console::columns() const {
 
 void Console::line(std::string_view text) {
   std::lock_guard lock(state_->mutex);
-  state_->start(state_);
-  if (!state_->gone) state_->say(fmt::format("{}\n", text), /*progress=*/false);
+  state_->say(fmt::format("{}\n", text), /*progress=*/false);
 }
 
 void Console::important(std::string_view text) {
   std::lock_guard lock(state_->mutex);
-  state_->start(state_);
-  if (!state_->gone) state_->say(fmt::format("{}\n", text), /*progress=*/false, /*important=*/true);
+  state_->say(fmt::format("{}\n", text), /*progress=*/false, /*important=*/true);
 }
 
 void Console::progress(std::string_view text) {
   if (!state_->terminal) return line(text);
   std::lock_guard lock(state_->mutex);
-  state_->start(state_);
-  if (!state_->gone) state_->say(std::string(text), /*progress=*/true);
+  state_->say(std::string(text), /*progress=*/true);
 }
 
 void Console::progress_after(double seconds, std::string text) {
   std::lock_guard lock(state_->mutex);
-  state_->start(state_);
+  state_->start();
   state_->later.emplace(steady_seconds() + seconds, std::move(text));
   state_->changed.notify_all();
 }

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <system_error>
 #include <thread>
@@ -43,10 +42,7 @@ int own_descriptor(const fs::path& path) {
   std::error_code code;
   const fs::path folder = fs::canonical(path.parent_path(), code);
   if (code || folder != fmt::format("/proc/{}/fd", getpid())) return -1;
-  const std::string name = path.filename();
-  int descriptor = -1;
-  const auto [end, fault] = std::from_chars(name.data(), name.data() + name.size(), descriptor);
-  return fault == std::errc() && end == name.data() + name.size() ? descriptor : -1;
+  return to_number<int>(path.filename().string()).value_or(-1);
 }
 
 /// Where a path leads, whether something is there or not; a descriptor of ours is not followed.
@@ -63,8 +59,19 @@ fs::path follow_links(fs::path path) {
   return {};
 }
 
-bool same_file(const struct stat& a, const struct stat& b) {
-  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+/// Reads from `offset` on until `out` is full or the file ends. Returns the bytes that it has read.
+size_t read_from(const FileDescriptor& file, int64_t offset, std::span<std::byte> out,
+                 const fs::path& path, ErrorKind kind) {
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t bytes = pread(file.get(), out.data() + done, out.size() - done,
+                                offset + static_cast<int64_t>(done));
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes < 0) throw os_error(path, "cannot be read", kind);
+    if (bytes == 0) break;
+    done += static_cast<size_t>(bytes);
+  }
+  return done;
 }
 
 /// Makes a file for writing whose name must be new: whoever may write in its folder may have put a
@@ -128,16 +135,8 @@ void make_new_file(const fs::path& path) {
 std::string read_file(const fs::path& path, ErrorKind kind) {
   const OpenFile file(path, kind);
   std::string contents(file.size, '\0');
-  size_t done = 0;
-  while (done < contents.size()) {
-    const ssize_t bytes =
-        read(file.descriptor.get(), contents.data() + done, contents.size() - done);
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) throw os_error(path, "cannot be read", kind);
-    if (bytes == 0) break;  // it shrank meanwhile
-    done += static_cast<size_t>(bytes);
-  }
-  contents.resize(done);
+  const auto bytes = std::as_writable_bytes(std::span(contents));
+  contents.resize(read_from(file.descriptor, 0, bytes, path, kind));  // it may shrink meanwhile
   return contents;
 }
 
@@ -156,16 +155,10 @@ MappedFile::MappedFile(const fs::path& path, ErrorKind kind) {
   if (file.size == 0) return;  // mmap refuses empty ranges
   void* data = mmap(nullptr, file.size, PROT_READ, MAP_PRIVATE, file.descriptor.get(), 0);
   if (data == MAP_FAILED) throw os_error(path, "cannot be mapped", kind);
-  data_ = static_cast<const std::byte*>(data);
   size_ = file.size;
+  data_ = {static_cast<const std::byte*>(data),
+           [data, size = size_](const std::byte*) { munmap(data, size); }};
 }
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
 PiecewiseFile::PiecewiseFile(fs::path path, ErrorKind kind) : path_(std::move(path)), kind_(kind) {
   OpenFile file(path_, kind);
@@ -174,17 +167,9 @@ PiecewiseFile::PiecewiseFile(fs::path path, ErrorKind kind) : path_(std::move(pa
 }
 
 void PiecewiseFile::read(int64_t offset, std::span<std::byte> out) const {
-  size_t done = 0;
-  while (done < out.size()) {
-    const ssize_t bytes = pread(descriptor_.get(), out.data() + done, out.size() - done,
-                                offset + static_cast<int64_t>(done));
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) throw os_error(path_, "cannot be read", kind_);
-    DISTCA_THROW_IF(bytes == 0, kind_,
-                    "{}: cut while it is in use: it had {} bytes and ends before byte {} now",
-                    path_.string(), size_, offset + static_cast<int64_t>(out.size()));
-    done += static_cast<size_t>(bytes);
-  }
+  DISTCA_THROW_IF(read_from(descriptor_, offset, out, path_, kind_) < out.size(), kind_,
+                  "{}: cut while it is in use: it had {} bytes and ends before byte {} now",
+                  path_.string(), size_, offset + static_cast<int64_t>(out.size()));
 }
 
 const std::byte* FileWindow::at(int64_t offset, int64_t bytes) {
@@ -202,17 +187,15 @@ const std::byte* FileWindow::at(int64_t offset, int64_t bytes) {
 
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   const fs::path target = follow_links(path_);
-  if (target.empty()) {
-    errno = ELOOP;
-    throw os_error(path_, "cannot be written");
-  }
+  DISTCA_THROW_IF(target.empty(), ErrorKind::kIo, "{}: cannot be written: {}", path_.string(),
+                  std::strerror(ELOOP));
   struct stat old {};
   const bool exists = stat(path_.c_str(), &old) == 0;
   DISTCA_THROW_IF(exists && S_ISDIR(old.st_mode), ErrorKind::kIo,
                   "{}: cannot be written: it is a folder", path_.string());
   // Through a link of another process's descriptor, the name may be another file's by now, or none.
-  struct stat named {};
-  const bool same = exists && stat(target.c_str(), &named) == 0 && same_file(old, named);
+  std::error_code absent;
+  const bool same = fs::equivalent(path_, target, absent);
   const int own = own_descriptor(target);
   if (own < 0 && (!exists || (S_ISREG(old.st_mode) && same))) {
     if (exists && faccessat(AT_FDCWD, target.c_str(), W_OK, AT_EACCESS) != 0)

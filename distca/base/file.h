@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -72,6 +73,8 @@ class FileDescriptor {
   }
 
   int get() const { return value_; }
+  /// The descriptor, which the caller closes from now on.
+  int release() { return std::exchange(value_, -1); }
 
  private:
   int value_;
@@ -82,16 +85,14 @@ class FileDescriptor {
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path, ErrorKind kind = ErrorKind::kIo);
-  ~MappedFile();
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
+  MappedFile(MappedFile&&) noexcept = default;  // no copies: who reads keeps pointers into it
 
-  std::span<const std::byte> bytes() const { return {data_, size_}; }
-  int64_t size() const { return static_cast<int64_t>(size_); }
+  /// Empty of one that was moved away.
+  std::span<const std::byte> bytes() const { return {data_.get(), data_ ? size_ : 0}; }
+  int64_t size() const { return static_cast<int64_t>(bytes().size()); }
 
  private:
-  const std::byte* data_ = nullptr;
+  std::shared_ptr<const std::byte> data_;  // the mapping
   size_t size_ = 0;
 };
 

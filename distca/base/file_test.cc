@@ -285,6 +285,7 @@ TEST_F(FileTest, a_moved_mapping_has_one_owner) {
   MappedFile first(folder_ / "a");
   const MappedFile second(std::move(first));
   EXPECT_EQ(second.size(), 3);
+  EXPECT_EQ(first.size(), 0);  // NOLINT(bugprone-use-after-move)
 }
 
 }  // namespace

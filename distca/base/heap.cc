@@ -1,19 +1,14 @@
 #include "distca/base/heap.h"
 
-#include <cstdlib>
-#ifdef __GLIBC__
 #include <malloc.h>
-#endif
 
 namespace distca {
 
 void keep_freed_memory() {
-#ifdef __GLIBC__
   constexpr int kGrown = 64 << 20;  // at a time
   mallopt(M_MMAP_MAX, 0);           // a block of its own would be given back when it is freed
   mallopt(M_TRIM_THRESHOLD, -1);    // never
   mallopt(M_TOP_PAD, kGrown);
-#endif
 }
 
 }  // namespace distca

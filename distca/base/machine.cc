@@ -7,12 +7,12 @@
 namespace distca {
 namespace {
 
-/// The value of the first line of that name, "" if none.
-std::string cpu_info(std::string_view name) {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with(name) && colon != std::string::npos) return line.substr(colon + 2);
+/// The text behind the colon in the file's first line that begins with `name`; "" if nothing.
+std::string fact(const std::filesystem::path& file, std::string_view name) {
+  std::ifstream facts(file);
+  for (std::string line; std::getline(facts, line);) {
+    const size_t value = line.find_first_not_of(" \t", line.find(':') + 1);
+    if (line.starts_with(name) && value != std::string::npos) return line.substr(value);
   }
   return "";
 }
@@ -20,7 +20,7 @@ std::string cpu_info(std::string_view name) {
 }  // namespace
 
 std::string cpu_name() {
-  const std::string name = cpu_info("model name");
+  const std::string name = fact("/proc/cpuinfo", "model name");
   return name.empty() ? "unknown" : name;
 }
 
@@ -28,11 +28,7 @@ std::string gpu_name() {
   const std::filesystem::path drivers = "/proc/driver/nvidia/gpus";
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator(drivers, none)) {
-    std::ifstream facts(entry.path() / "information");
-    for (std::string line; std::getline(facts, line);) {
-      const size_t name = line.find_first_not_of(" \t", line.find(':') + 1);
-      if (line.starts_with("Model:") && name != std::string::npos) return line.substr(name);
-    }
+    if (std::string name = fact(entry.path() / "information", "Model:"); !name.empty()) return name;
   }
   return "unknown CUDA device";
 }

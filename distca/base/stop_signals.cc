@@ -7,9 +7,11 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <memory>
 #include <system_error>
 #include <thread>
 
+#include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/error.h"
 
@@ -19,23 +21,17 @@ namespace {
 constexpr double kPatience = 1;  // seconds that a stuck terminal may hold up the end
 
 std::atomic<int> pipe_in = -1;          // where the handler writes
-std::atomic<int64_t> latest_ns = 0;     // time of the last signal that counted. 0 means none yet.
+std::atomic<double> latest_s = 0;       // time of the last signal that counted. 0 means none yet.
 std::atomic<bool> ends_itself = false;  // the program has promised to, after the first signal
-
-int64_t monotonic_ns() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return int64_t{1'000'000'000} * time.tv_sec + time.tv_nsec;
-}
 
 void handle(int signal) {
   const int before = errno;
-  const int64_t now = monotonic_ns();
-  int64_t latest = latest_ns;
+  const double now = steady_seconds();
+  double latest = latest_s;
   const bool is_first = latest == 0;
-  const bool counts = is_first || static_cast<double>(now - latest) > 1e9 * kOneStop;
+  const bool counts = is_first || now - latest > kOneStop;
   // Where handlers run on two threads at once, one of them counts.
-  if (counts && latest_ns.compare_exchange_strong(latest, now)) {
+  if (counts && latest_s.compare_exchange_strong(latest, now)) {
     if (is_first || ends_itself.exchange(false)) {
       const char byte = static_cast<char>(signal);
       [[maybe_unused]] const ssize_t written = write(pipe_in, &byte, 1);
@@ -45,14 +41,6 @@ void handle(int signal) {
     }
   }
   errno = before;
-}
-
-void set_handler(int signal, void (*handler)(int), int flags) {
-  struct sigaction action = {};
-  action.sa_handler = handler;
-  action.sa_flags = flags;
-  sigemptyset(&action.sa_mask);
-  sigaction(signal, &action, nullptr);
 }
 
 bool handled_by(int signal, void (*handler)(int)) {
@@ -76,6 +64,20 @@ void serve(const FileDescriptor& from, const std::function<bool(int signal)>& re
 
 }  // namespace
 
+bool start_without_signals(std::function<void()> body) {
+  sigset_t all, old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  bool started = true;
+  try {
+    std::thread(std::move(body)).detach();
+  } catch (const std::system_error&) {
+    started = false;
+  }
+  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  return started;
+}
+
 bool is_ignored(int signal) { return handled_by(signal, SIG_IGN); }
 
 std::string signal_name(int signal) {
@@ -88,32 +90,22 @@ StopSignals::StopSignals(std::function<bool(int signal)> request,
   int ends[2];
   DISTCA_THROW_IF(pipe2(ends, O_CLOEXEC) != 0, ErrorKind::kIo, "no pipe for signals: {}",
                   std::strerror(errno));
-  FileDescriptor read_end(ends[0]);
+  const auto read_end = std::make_shared<FileDescriptor>(ends[0]);
   write_end_ = FileDescriptor(ends[1]);
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
-  try {
-    std::thread([from = std::move(read_end), ask = std::move(request),
-                 words = std::move(exit_message)] {
-      serve(from, ask, words);
-    }).detach();
-  } catch (const std::system_error& error) {
-    pthread_sigmask(SIG_SETMASK, &old, nullptr);
-    throw Error(ErrorKind::kIo, "no thread for signals: {}", error.what());
-  }
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  const bool started = start_without_signals(
+      [read_end, request, exit_message] { serve(*read_end, request, exit_message); });
+  DISTCA_THROW_IF(!started, ErrorKind::kIo, "no thread for signals: {}", std::strerror(EAGAIN));
   pipe_in = write_end_.get();
-  latest_ns = 0;
+  latest_s = 0;
   ends_itself = false;
   for (const int signal : kStopSignals) {
-    if (!is_ignored(signal)) set_handler(signal, handle, SA_RESTART);
+    if (!is_ignored(signal)) std::signal(signal, handle);  // calls of the system go on after it
   }
 }
 
 StopSignals::~StopSignals() {
   for (const int signal : kStopSignals) {
-    if (handled_by(signal, handle)) set_handler(signal, SIG_DFL, 0);
+    if (handled_by(signal, handle)) std::signal(signal, SIG_DFL);
   }
   // A handler that has just begun writes before this byte or nowhere.
   pipe_in = -1;

@@ -32,6 +32,10 @@ constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 /// group sends two.
 constexpr double kOneStop = 0.5;
 
+/// Runs `body` on a thread of its own that nobody waits for and that gets no signal: those are for
+/// threads that expect them. Returns false if the system has no thread to give.
+bool start_without_signals(std::function<void()> body);
+
 /// Returns true if this process ignores a signal, because it was started so or because it chose to.
 bool is_ignored(int signal);
 

@@ -38,15 +38,11 @@ bool looks_like_number(std::string_view cell) {
 
 std::optional<std::string> nearest_word(std::string_view word, std::span<const std::string> known) {
   constexpr int64_t kMostEdits = 2;
-  int64_t best = std::clamp<int64_t>(static_cast<int64_t>(word.size()) / 3, 1, kMostEdits) + 1;
-  std::optional<std::string> nearest;
-  for (const std::string& candidate : known) {
-    const int64_t distance = edit_distance(word, candidate);
-    if (distance >= best) continue;
-    best = distance;
-    nearest = candidate;
-  }
-  return nearest;
+  const int64_t most = std::clamp<int64_t>(static_cast<int64_t>(word.size()) / 3, 1, kMostEdits);
+  const auto edits = [&](const std::string& candidate) { return edit_distance(word, candidate); };
+  const auto nearest = std::ranges::min_element(known, {}, edits);
+  if (nearest == known.end() || edits(*nearest) > most) return std::nullopt;
+  return *nearest;
 }
 
 std::string human_bytes(int64_t bytes) {
@@ -77,11 +73,8 @@ std::string counted(int64_t number, std::string_view one) {
 
 std::string bar(double fraction, int width) {
   const double share = std::clamp(fraction, 0.0, 1.0);
-  int filled = static_cast<int>(std::lround(share * width));
-  if (share > 0) filled = std::max(filled, 1);
-  std::string text(static_cast<size_t>(width), ' ');
-  std::fill_n(text.begin(), filled, '#');
-  return text;
+  const int64_t filled = std::max<int64_t>(std::lround(share * width), share > 0 ? 1 : 0);
+  return fmt::format("{:{}}", std::string(static_cast<size_t>(filled), '#'), width);
 }
 
 std::vector<std::string> wrapped(std::string_view text, size_t width, size_t indent) {

@@ -1,16 +1,19 @@
 #pragma once
-// Text for people: the nearest known word, sizes, numbers, bars, line breaks and tables. All text
-// is ASCII. Any thread may call these functions; a Table belongs to one thread at a time.
+// Text for people: the nearest known word, sizes, numbers, bars, line breaks and tables; numbers
+// that people have written. All text is ASCII. Any thread may call these functions; a Table belongs
+// to one thread at a time.
 //
 //     Table table({"server", "load", "share"});
 //     table.add_row({"0", with_thousands(load), bar(share, 20)});
 //     std::cout << table.to_string();
 
+#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace distca {
@@ -37,6 +40,15 @@ std::vector<std::string> wrapped(std::string_view text, size_t width, size_t ind
 /// Does the same, and returns one text in which all lines but the first are indented by two spaces.
 /// It does not end with a newline.
 std::string wrap(std::string_view text, size_t columns);
+
+/// The number that the whole text is, as std::from_chars reads it; nothing if it is none.
+template <typename Number>
+std::optional<Number> to_number(std::string_view text) {
+  Number number{};
+  const char* const end = text.data() + text.size();
+  const auto [stop, fault] = std::from_chars(text.data(), end, number);
+  return fault == std::errc() && stop == end ? std::optional(number) : std::nullopt;
+}
 
 /// A table with aligned columns. The first column is aligned to the left. Each other column is
 /// aligned to the right, unless one of its cells is not a number.

@@ -23,20 +23,6 @@ std::vector<int64_t> all_indices(size_t count) {
   return indices;
 }
 
-void check_options(const BatchOptions& options) {
-  const auto refuse = [](const char* name, int64_t value, const char* expected) {
-    throw Error(ErrorKind::kConfig, "batch.{} = {}: expected {}", name, value, expected);
-  };
-  if (options.nano_batch_tokens <= 0)
-    refuse("nano_batch_tokens", options.nano_batch_tokens, "at least 1");
-  if (options.nano_batches <= 0) refuse("nano_batches", options.nano_batches, "at least 1");
-  if (options.max_document_tokens <= 0 || options.max_document_tokens > options.nano_batch_tokens) {
-    throw Error(ErrorKind::kConfig,
-                "batch.max_document_tokens = {}: expected 1 to nano_batch_tokens, {}",
-                options.max_document_tokens, options.nano_batch_tokens);
-  }
-}
-
 }  // namespace
 
 int64_t NanoBatchSource::num_targets() const {
@@ -51,7 +37,11 @@ BatchStream::BatchStream(std::vector<int64_t> document_lengths, BatchOptions opt
 BatchStream::BatchStream(std::vector<int64_t> document_lengths, std::vector<int64_t> documents,
                          BatchOptions options, const std::vector<StreamSet>& sets)
     : lengths_(std::move(document_lengths)), options_(options) {
-  check_options(options_);
+  DISTCA_CHECK(0 < options_.max_document_tokens &&
+                   options_.max_document_tokens <= options_.nano_batch_tokens &&
+                   options_.nano_batches > 0,
+               "{} nano-batches of {} tokens, documents of {}", options_.nano_batches,
+               options_.nano_batch_tokens, options_.max_document_tokens);
   std::ranges::sort(documents);
   DISTCA_CHECK(std::ranges::adjacent_find(documents) == documents.end(),
                "a document is listed twice");
@@ -64,8 +54,8 @@ BatchStream::BatchStream(std::vector<int64_t> document_lengths, std::vector<int6
     add_set(sets[i], i, {begin, end});
     begin = end;
   }
-  if (sets_.empty())
-    throw Error(ErrorKind::kData, "the data set has no tokens: nothing to train on");
+  DISTCA_THROW_IF(sets_.empty(), ErrorKind::kData,
+                  "the data set has no tokens: nothing to train on");
   rewind();
 }
 
@@ -76,7 +66,6 @@ void BatchStream::add_set(const StreamSet& from, uint64_t number,
   for (const int64_t document : documents) {
     const int64_t length = lengths_.at(document);
     if (length == 0) continue;
-    ++set.num_documents;
     set.epoch_tokens += length;
     for (int64_t offset = 0; offset < length; offset += options_.max_document_tokens)
       set.pieces.push_back({document, offset});
@@ -84,10 +73,6 @@ void BatchStream::add_set(const StreamSet& from, uint64_t number,
   if (set.epoch_tokens == 0) return;
   weights_ += set.weight;
   sets_.push_back(std::move(set));
-}
-
-int64_t BatchStream::epoch_targets(int64_t set) const {
-  return sets_[set].epoch_tokens - sets_[set].num_documents;
 }
 
 bool BatchStream::is_within_first_epochs() const {
@@ -209,10 +194,8 @@ void BatchStream::shuffle_epoch(Set& set, int64_t epoch) const {
 
 DocumentSplit split_documents(std::span<const int64_t> lengths, double validation_fraction,
                               uint64_t seed) {
-  if (!(validation_fraction >= 0 && validation_fraction < 1)) {
-    throw Error(ErrorKind::kConfig, "validation fraction {}: expected at least 0 and below 1",
-                validation_fraction);
-  }
+  DISTCA_CHECK(0 <= validation_fraction && validation_fraction < 1, "a fraction of {}",
+               validation_fraction);
   std::vector<int64_t> order = all_indices(lengths.size());
   Random(seed, kSplitStream).shuffle(std::span(order));
   // Not of std::ranges: clang 14 with GCC 12's library does not know it.

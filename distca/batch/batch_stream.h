@@ -68,8 +68,8 @@ struct StreamSet {
 class BatchStream {
  public:
   /// Streams all documents of a data set, which are given by their lengths in tokens. Documents of
-  /// length 0 are skipped. Throws Error(kConfig) for options out of range and Error(kData) if there
-  /// is no token at all.
+  /// length 0 are skipped. Throws Error(kData) if there is no token at all. Options out of range
+  /// are a CHECK: load_config() refuses them.
   BatchStream(std::vector<int64_t> document_lengths, BatchOptions options);
   /// Streams only the documents listed, for example one side of a split. `documents` holds indices
   /// into document_lengths, each at most once. `sets` ascend from document 0; one of which no token
@@ -87,16 +87,10 @@ class BatchStream {
   Json state() const;
   void restore(const JsonField& state);
 
-  /// The index of the batch that next() yields.
-  int64_t batch_index() const { return batch_index_; }
   /// The sets with tokens, in their order.
   int64_t num_sets() const { return static_cast<int64_t>(sets_.size()); }
-  /// The epoch of a set's next token, from 0.
-  int64_t epoch(int64_t set = 0) const { return sets_[set].epoch; }
   /// The tokens of one epoch of a set.
   int64_t epoch_tokens(int64_t set = 0) const { return sets_[set].epoch_tokens; }
-  /// The next-token pairs of one epoch of a set.
-  int64_t epoch_targets(int64_t set = 0) const;
   /// Returns true if no set has begun its second epoch.
   bool is_within_first_epochs() const;
 
@@ -109,7 +103,6 @@ class BatchStream {
     int64_t weight = 1;
     uint64_t number = 0;  // among all sets, also those without tokens
     std::vector<Piece> pieces;
-    int64_t num_documents = 0;  // that are not empty
     int64_t epoch_tokens = 0;
 
     int64_t epoch = 0;
@@ -146,7 +139,7 @@ struct DocumentSplit {
 /// Sets whole documents aside for validation: in an order that `seed` chooses, all that still fit
 /// into validation_fraction of the tokens. With a fraction above 0 and two or more documents that
 /// are not empty, at least one is set aside (the shortest, if none fits) and one is not. Empty
-/// documents are trained on. Throws Error(kConfig) unless 0 <= validation_fraction < 1.
+/// documents are trained on. A fraction outside of 0 <= f < 1 is a CHECK.
 DocumentSplit split_documents(std::span<const int64_t> lengths, double validation_fraction,
                               uint64_t seed);
 

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <numeric>
+#include <span>
 
 #include "distca/base/integers.h"
 
@@ -25,31 +27,13 @@ double share_of_longest(const std::vector<int64_t>& descending, int64_t percent,
 
 /// -sum p ln p x (total / of), over the counts of one distribution.
 double weighted_entropy(std::span<const int64_t> counts, double of) {
-  double total = 0;
-  for (const int64_t count : counts) total += static_cast<double>(count);
+  const auto total = static_cast<double>(std::reduce(counts.begin(), counts.end()));
   double entropy = 0;
   for (const int64_t count : counts) {
     if (count > 0)
       entropy += static_cast<double>(count) / of * std::log(total / static_cast<double>(count));
   }
   return entropy;
-}
-
-/// f(document's tokens so far unseen, whether they begin the document), in pieces that fit the
-/// caches. Returns false, and ends there, at an id that no vocabulary has.
-bool for_each_piece(const IndexedDataset& dataset,
-                    const std::function<void(std::span<const int32_t>, bool)>& f) {
-  std::vector<int32_t> buffer(1 << 16);
-  for (int64_t document = 0; document < dataset.num_documents(); ++document) {
-    const int64_t length = dataset.document_length(document);
-    for (int64_t offset = 0; offset < length; offset += static_cast<int64_t>(buffer.size())) {
-      const int64_t count = std::min<int64_t>(length - offset, static_cast<int64_t>(buffer.size()));
-      const std::span<int32_t> piece = std::span(buffer).first(static_cast<size_t>(count));
-      if (dataset.read(document, offset, piece, IndexedDataset::kAnyVocabulary)) return false;
-      f(piece, offset == 0);
-    }
-  }
-  return true;
 }
 
 }  // namespace
@@ -84,28 +68,28 @@ LengthStatistics length_statistics(const std::vector<int64_t>& lengths) {
 
 std::optional<Entropies> token_entropies(const IndexedDataset& dataset) {
   if (dataset.num_tokens() > kMaxCountedTokens) return std::nullopt;
-  int64_t vocabulary = 0;
-  const bool has_ids = for_each_piece(dataset, [&](std::span<const int32_t> piece, bool) {
-    vocabulary = std::max<int64_t>(vocabulary, std::ranges::max(piece) + int64_t{1});
-  });
-  if (!has_ids || vocabulary > kMaxCountedVocabulary) return std::nullopt;
-
+  const int64_t largest = dataset.largest_id();
+  if (largest >= kMaxCountedVocabulary) return std::nullopt;
+  const int64_t vocabulary = largest + 1;
   std::vector<int64_t> unigrams(static_cast<size_t>(vocabulary));
   std::vector<int64_t> bigrams(static_cast<size_t>(vocabulary * vocabulary));
-  int64_t num_bigrams = 0;
-  int32_t previous = 0;
-  for_each_piece(dataset, [&](std::span<const int32_t> piece, bool begins_document) {
-    for (size_t i = 0; i < piece.size(); ++i) {
-      ++unigrams[piece[i]];
-      if (i > 0 || !begins_document) {
-        ++bigrams[previous * vocabulary + piece[i]];
-        ++num_bigrams;
+  std::vector<int32_t> buffer(1 << 16);  // tokens that fit the caches
+  for (int64_t document = 0; document < dataset.num_documents(); ++document) {
+    const int64_t length = dataset.document_length(document);
+    for (int64_t begin = 0, previous = 0; begin < length; begin += std::ssize(buffer)) {
+      const int64_t count = std::min(length - begin, std::ssize(buffer));
+      const std::span<int32_t> piece = std::span(buffer).first(static_cast<size_t>(count));
+      if (dataset.read(document, begin, piece)) return std::nullopt;  // an id below 0
+      for (int64_t i = 0; i < count; ++i) {
+        ++unigrams[piece[i]];
+        if (begin + i > 0) ++bigrams[previous * vocabulary + piece[i]];
+        previous = piece[i];
       }
-      previous = piece[i];
     }
-  });
+  }
   Entropies result;
   result.unigram = weighted_entropy(unigrams, static_cast<double>(dataset.num_tokens()));
+  const int64_t num_bigrams = std::reduce(bigrams.begin(), bigrams.end());
   const int64_t distinct = std::ranges::count_if(bigrams, [](int64_t count) { return count > 0; });
   if (num_bigrams < kLeastPairCount * distinct) return result;
   result.bigram = 0;

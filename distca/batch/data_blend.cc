@@ -1,7 +1,6 @@
 #include "distca/batch/data_blend.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <numeric>
@@ -17,15 +16,8 @@ namespace {
 
 constexpr double kUnits = 1e9;  // units in a weight of 1
 
-std::optional<double> number_of(const std::string& word) {
-  double number = 0;
-  const char* const end = word.data() + word.size();
-  const auto [stop, fault] = std::from_chars(word.data(), end, number);
-  return fault == std::errc() && stop == end ? std::optional(number) : std::nullopt;
-}
-
 int64_t weight_of(const std::string& text, const std::string& word) {
-  const std::optional<double> weight = number_of(word);
+  const std::optional<double> weight = to_number<double>(word);
   DISTCA_THROW_IF(!weight, ErrorKind::kConfig,
                   "data.prefix = \"{}\": \"{}\" stands where a weight is expected; several data "
                   "sets are WEIGHT PREFIX WEIGHT PREFIX, such as \"0.7 data/a 0.3 data/b\"",
@@ -79,12 +71,6 @@ DataBlend::DataBlend(const std::string& text) : parts_(parse_blend(text)) {
   }
 }
 
-int64_t DataBlend::num_tokens() const {
-  int64_t tokens = 0;
-  for (const auto& data : data_) tokens += data->num_tokens();
-  return tokens;
-}
-
 Range DataBlend::documents_of(int64_t index) const {
   const int64_t first = sets_[index].first_document;
   return {first, first + set(index).num_documents()};
@@ -105,11 +91,6 @@ int64_t DataBlend::set_of(int64_t document) const {
   // A set without documents begins where the next one does: the last that begins there has some.
   const auto after = std::ranges::upper_bound(sets_, document, {}, &StreamSet::first_document);
   return after - sets_.begin() - 1;
-}
-
-void DataBlend::read(int64_t document, int64_t offset, std::span<int32_t> out) const {
-  const int64_t index = set_of(document);
-  set(index).read(document - sets_[index].first_document, offset, out);
 }
 
 std::optional<BadToken> DataBlend::read(int64_t document, int64_t offset, std::span<int32_t> out,

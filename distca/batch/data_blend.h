@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -41,7 +42,7 @@ class DataBlend {
   explicit DataBlend(const std::string& text);
 
   int64_t num_documents() const { return static_cast<int64_t>(lengths_.size()); }
-  int64_t num_tokens() const;
+  int64_t num_tokens() const { return std::reduce(lengths_.begin(), lengths_.end()); }
   int64_t document_length(int64_t document) const { return lengths_[document]; }  // tokens
   const std::vector<int64_t>& document_lengths() const { return lengths_; }
 
@@ -60,7 +61,6 @@ class DataBlend {
   /// The set that a document belongs to.
   int64_t set_of(int64_t document) const;
   /// Reads as IndexedDataset does. Errors and a BadToken name the set's own number of the document.
-  void read(int64_t document, int64_t offset, std::span<int32_t> out) const;
   std::optional<BadToken> read(int64_t document, int64_t offset, std::span<int32_t> out,
                                int64_t vocab_size) const;
 

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 #include <optional>
-#include <string_view>
 #include <system_error>
 #include <type_traits>
 
@@ -21,12 +20,18 @@ namespace fs = std::filesystem;
 
 static_assert(std::endian::native == std::endian::little, "the files are little-endian");
 
-constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
+constexpr std::array<char, 9> kMagic = {'M', 'M', 'I', 'D', 'I', 'D', 'X'};
 constexpr uint64_t kVersion = 1;
-constexpr int64_t kHeaderBytes = 9 + 8 + 1 + 8 + 8;
+/// The beginning of an index. All its values follow each other without alignment.
+struct [[gnu::packed]] Header {
+  std::array<char, 9> magic = kMagic;
+  uint64_t version = kVersion;
+  uint8_t type = 0;
+  uint64_t sequences = 0, boundaries = 0;
+};
 /// 12 bytes a sequence and 8 a boundary.
 constexpr uint64_t index_bytes(uint64_t sequences, uint64_t boundaries) {
-  return kHeaderBytes + 12 * sequences + 8 * boundaries;
+  return sizeof(Header) + 12 * sequences + 8 * boundaries;
 }
 
 fs::path file_of(fs::path prefix, const char* extension) {
@@ -65,30 +70,6 @@ decltype(auto) with_token_type(TokenType type, F&& f) {
   throw CheckFailure("token type out of range");
 }
 
-/// Values follow each other in the index without alignment.
-class IndexCursor {
- public:
-  IndexCursor(std::span<const std::byte> bytes, const fs::path& path) : rest_(bytes), path_(path) {}
-
-  template <typename T>
-  T value() {
-    return values<T>(1).front();
-  }
-  template <typename T>
-  std::vector<T> values(uint64_t count) {
-    std::vector<T> result(count);
-    const size_t size = count * sizeof(T);
-    DISTCA_CHECK(size <= rest_.size(), "{}: sizes are checked before reading", path_.string());
-    if (size > 0) std::memcpy(result.data(), rest_.data(), size);
-    rest_ = rest_.subspan(size);
-    return result;
-  }
-
- private:
-  std::span<const std::byte> rest_;
-  const fs::path& path_;
-};
-
 TokenType token_type_of_code(uint8_t code, const fs::path& path) {
   for (TokenType type :
        {TokenType::kUint8, TokenType::kUint16, TokenType::kInt32, TokenType::kInt64}) {
@@ -108,52 +89,53 @@ struct Index {
 
 Index parse_index(const MappedFile& file, const fs::path& path) {
   const std::string name = path.string();
-  if (file.size() < kHeaderBytes) {
-    throw Error(ErrorKind::kData, "{}: cut: {} bytes, the header alone has {}", name, file.size(),
-                kHeaderBytes);
-  }
-  if (std::memcmp(file.bytes().data(), kMagic.data(), kMagic.size()) != 0) {
-    throw Error(ErrorKind::kData, "{}: not an index: it does not begin with MMIDIDX", name);
-  }
-  IndexCursor cursor(file.bytes().subspan(kMagic.size()), path);
-  if (const auto version = cursor.value<uint64_t>(); version != kVersion) {
-    throw Error(ErrorKind::kData, "{}: index version {}: expected {}", name, version, kVersion);
-  }
+  std::span<const std::byte> rest = file.bytes();
+  const size_t size = rest.size();
+  DISTCA_THROW_IF(size < sizeof(Header), ErrorKind::kData,
+                  "{}: cut: {} bytes, the header alone has {}", name, size, sizeof(Header));
+  const auto take = [&](void* to, size_t bytes) {
+    std::ranges::copy(rest.first(bytes), static_cast<std::byte*>(to));
+    rest = rest.subspan(bytes);
+  };
+  Header header;
+  take(&header, sizeof header);
+  DISTCA_THROW_IF(header.magic != kMagic, ErrorKind::kData,
+                  "{}: not an index: it does not begin with MMIDIDX", name);
+  const uint64_t version = header.version, sequences = header.sequences,
+                 boundaries = header.boundaries;
+  DISTCA_THROW_IF(version != kVersion, ErrorKind::kData, "{}: index version {}: expected {}", name,
+                  version, kVersion);
   Index index;
-  index.type = token_type_of_code(cursor.value<uint8_t>(), path);
-  const auto sequences = cursor.value<uint64_t>();
-  const auto boundaries = cursor.value<uint64_t>();
+  index.type = token_type_of_code(header.type, path);
   // Counts beyond the file's size would overflow that sum.
-  const auto size = static_cast<uint64_t>(file.size());
   const bool plausible = sequences <= size && boundaries <= size;
   const uint64_t expected = index_bytes(sequences, boundaries);
-  if (!plausible || expected > size) {
-    throw Error(ErrorKind::kData,
-                "{}: cut: {} bytes are too few for {} sequences and {} document boundaries", name,
-                size, sequences, boundaries);
-  }
-  if (expected < size) {
-    throw Error(
-        ErrorKind::kData,
-        "{}: {} bytes, expected {} for {} sequences and {} document boundaries (sequence modes of "
-        "multimodal data sets are not supported)",
-        name, size, expected, sequences, boundaries);
-  }
-  index.sequence_lengths = cursor.values<int32_t>(sequences);
-  index.sequence_pointers = cursor.values<int64_t>(sequences);
-  index.documents = cursor.values<int64_t>(boundaries);
+  DISTCA_THROW_IF(!plausible || expected > size, ErrorKind::kData,
+                  "{}: cut: {} bytes are too few for {} sequences and {} document boundaries", name,
+                  size, sequences, boundaries);
+  DISTCA_THROW_IF(
+      expected < size, ErrorKind::kData,
+      "{}: {} bytes, expected {} for {} sequences and {} document boundaries (sequence modes of "
+      "multimodal data sets are not supported)",
+      name, size, expected, sequences, boundaries);
+  const auto take_all = [&](auto& values, size_t count) {
+    values.resize(count);
+    take(values.data(), count * sizeof(values[0]));
+  };
+  take_all(index.sequence_lengths, sequences);
+  take_all(index.sequence_pointers, sequences);
+  take_all(index.documents, boundaries);
   return index;
 }
 
 void check_boundaries(const Index& index, const fs::path& path) {
   const auto sequences = static_cast<int64_t>(index.sequence_lengths.size());
   const auto& documents = index.documents;
-  if (documents.empty() || documents.front() != 0 || documents.back() != sequences ||
-      !std::ranges::is_sorted(documents)) {
-    throw Error(ErrorKind::kData,
-                "{}: document boundaries must rise from 0 to the number of sequences, {}",
-                path.string(), sequences);
-  }
+  DISTCA_THROW_IF(documents.empty() || documents.front() != 0 || documents.back() != sequences ||
+                      !std::ranges::is_sorted(documents),
+                  ErrorKind::kData,
+                  "{}: document boundaries must rise from 0 to the number of sequences, {}",
+                  path.string(), sequences);
 }
 
 /// Every sequence lies within the .bin, and the last of them ends where it ends.
@@ -164,19 +146,17 @@ void check_sequences(const Index& index, const fs::path& idx_path, const fs::pat
   for (size_t s = 0; s < index.sequence_lengths.size(); ++s) {
     const int64_t length = index.sequence_lengths[s];
     const int64_t pointer = index.sequence_pointers[s];
-    if (length < 0 || pointer < 0 || pointer % item != 0 ||
-        pointer > std::numeric_limits<int64_t>::max() - length * item) {
-      throw Error(ErrorKind::kData,
-                  "{}: sequence {} has length {} and byte offset {}: the file is damaged",
-                  idx_path.string(), s, length, pointer);
-    }
+    DISTCA_THROW_IF(length < 0 || pointer < 0 || pointer % item != 0 ||
+                        pointer > std::numeric_limits<int64_t>::max() - length * item,
+                    ErrorKind::kData,
+                    "{}: sequence {} has length {} and byte offset {}: the file is damaged",
+                    idx_path.string(), s, length, pointer);
     end = std::max(end, pointer + length * item);
   }
-  if (end != bin_size) {
-    throw Error(ErrorKind::kData, "{}: {}: {} bytes, its index says {}; prepare the data set again",
-                bin_path.string(), bin_size < end ? "cut" : "not the file of its index", bin_size,
-                end);
-  }
+  DISTCA_THROW_IF(end != bin_size, ErrorKind::kData,
+                  "{}: {}: {} bytes, its index says {}; prepare the data set again",
+                  bin_path.string(), bin_size < end ? "cut" : "not the file of its index", bin_size,
+                  end);
 }
 
 /// Where a document's tokens lie in the .bin.
@@ -185,13 +165,11 @@ Range document_bytes(const Index& index, size_t document, const fs::path& idx_pa
   for (int64_t s = index.documents[document]; s < index.documents[document + 1]; ++s) {
     const int64_t pointer = index.sequence_pointers[s];
     if (bytes.empty()) bytes = {pointer, pointer};
-    if (pointer != bytes.end) {
-      throw Error(ErrorKind::kData,
-                  "{}: document {} is scattered: sequence {} begins at byte {}, expected {}; write "
-                  "the data set "
-                  "anew with the sequences of a document one after another",
-                  idx_path.string(), document, s, pointer, bytes.end);
-    }
+    DISTCA_THROW_IF(
+        pointer != bytes.end, ErrorKind::kData,
+        "{}: document {} is scattered: sequence {} begins at byte {}, expected {}; write the data "
+        "set anew with the sequences of a document one after another",
+        idx_path.string(), document, s, pointer, bytes.end);
     bytes.end += index.sequence_lengths[s] * token_bytes(index.type);
   }
   return bytes;
@@ -274,14 +252,6 @@ std::optional<BadToken> IndexedDataset::read(int64_t document, int64_t offset,
     }
   });
   return first;
-}
-
-void IndexedDataset::read(int64_t document, int64_t offset, std::span<int32_t> out) const {
-  const auto bad = read(document, offset, out, kAnyVocabulary);
-  DISTCA_THROW_IF(bad, ErrorKind::kData,
-                  "{}: document {} has token id {} at position {}: expected 0 to 2^31 - 1; prepare "
-                  "the data set again",
-                  bin_path_.string(), document, bad->id, bad->position);
 }
 
 const std::byte* IndexedDataset::bytes_of(int64_t document, int64_t offset, int64_t count,
@@ -385,11 +355,10 @@ void IndexedDatasetWriter::append(std::span<const int32_t> tokens) {
   with_token_type(type_, [&]<typename T>(const T*) {
     std::vector<T> stored(tokens.begin(), tokens.end());
     for (size_t i = 0; i < tokens.size(); ++i) {
-      if (tokens[i] < 0 || static_cast<int64_t>(stored[i]) != tokens[i]) {
-        throw Error(ErrorKind::kData, "document {} has token id {} at position {}: not a {}",
-                    documents_.size() - 1, tokens[i], document_tokens_ + static_cast<int64_t>(i),
-                    token_type_name(type_));
-      }
+      DISTCA_THROW_IF(tokens[i] < 0 || static_cast<int64_t>(stored[i]) != tokens[i],
+                      ErrorKind::kData, "document {} has token id {} at position {}: not a {}",
+                      documents_.size() - 1, tokens[i], document_tokens_ + static_cast<int64_t>(i),
+                      token_type_name(type_));
       largest_id_ = std::max<int64_t>(largest_id_, tokens[i]);
     }
     bin_.write(std::as_bytes(std::span<const T>(stored)));
@@ -414,12 +383,11 @@ void IndexedDatasetWriter::finish() {
     pointers.push_back(end);
     end += length * token_bytes(type_);
   }
-  const uint64_t counts[] = {lengths_.size(), documents_.size()};
+  const Header header{.type = static_cast<uint8_t>(type_),
+                      .sequences = lengths_.size(),
+                      .boundaries = documents_.size()};
   AtomicFile idx(idx_path_);
-  idx.write(kMagic);
-  idx.write(std::as_bytes(std::span(&kVersion, 1)));
-  idx.write(std::as_bytes(std::span(&type_, 1)));
-  idx.write(std::as_bytes(std::span(counts)));
+  idx.write(std::as_bytes(std::span(&header, 1)));
   idx.write(std::as_bytes(std::span(lengths_)));
   idx.write(std::as_bytes(std::span(pointers)));
   idx.write(std::as_bytes(std::span(documents_)));

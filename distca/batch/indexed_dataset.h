@@ -5,7 +5,7 @@
 //
 //   const IndexedDataset data("data/stdlib");
 //   std::vector<int32_t> tokens(data.document_length(0));
-//   data.read(/*document=*/0, /*offset=*/0, tokens);
+//   if (const auto bad = data.read(/*document=*/0, /*offset=*/0, tokens)) refuse(*bad);
 //
 // Errors: Error(kData), in one line, for a file that is missing, cut or not in this format. The
 // index is checked in one pass when a data set is opened.
@@ -54,16 +54,13 @@ class IndexedDataset {
   int64_t document_length(int64_t document) const { return lengths_[document]; }  // tokens
   const std::vector<int64_t>& document_lengths() const { return lengths_; }
 
-  /// Reads out.size() tokens of a document, beginning with token `offset`. These tokens must exist
-  /// (CHECK). Throws Error(kData), naming document, position and id, for an id that is negative or
-  /// does not fit 32 bits.
-  void read(int64_t document, int64_t offset, std::span<int32_t> out) const;
-  /// Reads likewise, but an id that is negative or >= vocab_size becomes kBadId. Returns the first
-  /// such token.
-  std::optional<BadToken> read(int64_t document, int64_t offset, std::span<int32_t> out,
-                               int64_t vocab_size) const;
   static constexpr int32_t kBadId = -1;
   static constexpr int64_t kAnyVocabulary = int64_t{1} << 31;  // ids are read into 32 bits
+  /// Reads out.size() tokens of a document, beginning with token `offset`. These tokens must exist
+  /// (CHECK). An id that is negative or >= vocab_size becomes kBadId. Returns the first such token.
+  [[nodiscard]] std::optional<BadToken> read(int64_t document, int64_t offset,
+                                             std::span<int32_t> out,
+                                             int64_t vocab_size = kAnyVocabulary) const;
 
   /// The largest id of all tokens, which it reads; 0 of none.
   int64_t largest_id() const;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 #include <string_view>
 #include <system_error>
 #include <tuple>
@@ -24,19 +25,13 @@ bool matches(const std::string& pattern, const fs::path& path) {
   return fnmatch(pattern.c_str(), path.filename().c_str(), 0) == 0;
 }
 
-/// Returns true if there are the two files of a data set of this prefix.
-bool is_data_set(const fs::path& prefix) {
-  std::error_code ignored;
-  return fs::exists(prefix.native() + ".bin", ignored) &&
-         fs::exists(prefix.native() + ".idx", ignored);
-}
-
 /// Returns true for PREFIX.bin, PREFIX.idx, PREFIX.json and PREFIX.tokenizer of a data set.
 bool is_of_data_set(const fs::path& path) {
-  const fs::path extension = path.extension();
-  return (extension == ".bin" || extension == ".idx" || extension == ".json" ||
-          extension == ".tokenizer") &&
-         is_data_set(fs::path(path).replace_extension());
+  constexpr std::string_view kEndings[] = {".bin", ".idx", ".json", ".tokenizer"};
+  const std::string prefix = fs::path(path).replace_extension();
+  std::error_code ignored;
+  return std::ranges::count(kEndings, path.extension().native()) > 0 &&
+         fs::exists(prefix + ".bin", ignored) && fs::exists(prefix + ".idx", ignored);
 }
 
 bool is_one_of(const fs::path& path, std::span<const fs::path> made) {
@@ -111,10 +106,9 @@ TextFiles find_text_files(const std::vector<fs::path>& roots, const TextFilter& 
   }
   std::ranges::sort(files.paths);
   keep_each_file_once(files.paths);
-  if (files.paths.empty()) {
-    throw Error(ErrorKind::kData, "{}: no file matches \"{}\": expected files of text",
-                roots.front().string(), filter.glob);
-  }
+  DISTCA_THROW_IF(files.paths.empty(), ErrorKind::kData,
+                  "{}: no file matches \"{}\": expected files of text", roots.front().string(),
+                  filter.glob);
   return files;
 }
 
@@ -144,11 +138,9 @@ TextCorpus write_byte_dataset(const std::vector<fs::path>& files, const fs::path
     }
     progress(++done);
   }
-  if (corpus.documents == 0) {
-    throw Error(ErrorKind::kData,
-                "{}: no text: {} empty and {} binary files, such as compressed ones",
-                files.front().parent_path().string(), corpus.empty, corpus.binary);
-  }
+  DISTCA_THROW_IF(corpus.documents == 0, ErrorKind::kData,
+                  "{}: no text: {} empty and {} binary files, such as compressed ones",
+                  files.front().parent_path().string(), corpus.empty, corpus.binary);
   writer.finish();
   corpus.largest_id = writer.largest_id();
   return corpus;

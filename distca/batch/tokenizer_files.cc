@@ -139,7 +139,7 @@ void save_tokenizer(const fs::path& prefix, const TokenizerRecord& record,
             {"eod_token", nullptr},
             {"eod_token_id", nullptr}};
   if (!record.sha256.empty()) json["tokenizer_sha256"] = record.sha256;
-  if (record.appends_eod) {
+  if (record.eod_token_id >= 0) {
     json["eod_token"] = record.eod_token;
     json["eod_token_id"] = record.eod_token_id;
   }

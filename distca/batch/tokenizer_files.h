@@ -22,8 +22,8 @@ inline constexpr const char* kTokenizerJson = "tokenizer.json";
 struct TokenizerRecord {
   std::string sha256;      // hash of tokenizer.json
   int64_t vocab_size = 0;  // the largest id and 1
-  /// Whether an end-of-document token is the last of each document, and which.
-  bool appends_eod = false;
+  /// The end-of-document token, which is the last of each document; an id of -1 says that there is
+  /// none.
   std::string eod_token;
   int64_t eod_token_id = -1;
   int64_t documents = 0, tokens = 0;  // totals of the data set

@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <system_error>
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/base/text.h"
 
 namespace distca {
 namespace {
@@ -26,12 +27,8 @@ std::string step_name(int64_t step) { return fmt::format("{}{:06}", kStep, step)
 /// The step of a folder's name. Returns nothing if it is no checkpoint's.
 std::optional<int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kStep)) return {};
-  const char* const begin = name.data() + std::string_view(kStep).size();
-  const char* const end = name.data() + name.size();
-  int64_t step = 0;
-  const auto [at, fault] = std::from_chars(begin, end, step);
-  if (fault != std::errc() || at != end || step_name(step) != name) return {};
-  return step;
+  const auto step = to_number<int64_t>(name.substr(std::string_view(kStep).size()));
+  return step && step_name(*step) == name ? step : std::nullopt;
 }
 
 /// Likewise of step_000100.2, a second one of its step among those that were set aside.

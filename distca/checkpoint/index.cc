@@ -1,7 +1,7 @@
 #include "distca/checkpoint/index.h"
 
 #include <algorithm>
-#include <charconv>
+#include <cstdlib>
 #include <iterator>
 #include <utility>
 
@@ -65,9 +65,8 @@ StoredPiece piece_of(const JsonField& field, const CheckpointIndex& index) {
   const JsonField file = field["file"], hash_field = field["hash"];
   piece.file = file.text();
   file.expect(index.files.contains(piece.file), "one of the files");
-  const std::string& hash = hash_field.text();
-  const auto [end, fault] = std::from_chars(hash.data(), hash.data() + hash.size(), piece.hash, 16);
-  hash_field.expect(hash.size() == 16 && fault == std::errc() && end == hash.data() + 16,
+  piece.hash = std::strtoull(hash_field.text().c_str(), nullptr, 16);
+  hash_field.expect(hash_field.text() == fmt::format("{:016x}", piece.hash),
                     "16 hexadecimal digits");
   return piece;
 }

@@ -10,34 +10,31 @@
 namespace distca {
 namespace {
 
-/// The elements of the whole tensor from the first to the last of some elements of a box.
-Range span_of(const std::vector<Range>& box, const Range& range, const StoredTensor& tensor) {
+/// The element of the whole tensor that a box has at a place, counted row by row.
+int64_t element_at(const std::vector<Range>& box, int64_t at, const StoredTensor& tensor) {
   const Range columns = box.back();
   const int64_t first_row = box.size() == 2 ? box[0].begin : 0;
-  const auto place = [&](int64_t at) {
-    return (first_row + at / columns.size()) * tensor.shape.back() + columns.begin +
-           at % columns.size();
-  };
-  return {place(range.begin), place(range.end - 1) + 1};
+  return (first_row + at / columns.size()) * tensor.shape.back() + columns.begin +
+         at % columns.size();
 }
 
-/// Copies a piece's elements, of `element` bytes each, to their places in the whole tensor.
+/// The elements of the whole tensor from the first to the last of some elements of a box.
+Range span_of(const std::vector<Range>& box, const Range& range, const StoredTensor& tensor) {
+  return {element_at(box, range.begin, tensor), element_at(box, range.end - 1, tensor) + 1};
+}
+
+/// Copies a piece's elements to their places in the whole tensor.
 void place(const StoredPiece& piece, const StoredTensor& tensor, std::span<const std::byte> from,
            std::span<std::byte> out) {
-  const int64_t element = element_bytes(tensor.type);
-  const int64_t width = tensor.shape.back();  // columns of the tensor
-  const Range columns = piece.box.back();     // columns of the piece
-  const int64_t first_row = piece.box.size() == 2 ? piece.box[0].begin : 0;
+  const int64_t bytes = element_bytes(tensor.type), columns = piece.box.back().size();
   int64_t at = piece.range.begin;
   while (at < piece.range.end) {
-    const int64_t row = at / columns.size(), column = at % columns.size();
     // Whole rows of a tensor lie one after another.
-    const int64_t run = columns.size() == width
-                            ? piece.range.end - at
-                            : std::min(columns.size() - column, piece.range.end - at);
-    const int64_t to = (first_row + row) * width + columns.begin + column;
-    std::memcpy(out.data() + to * element, from.data() + (at - piece.range.begin) * element,
-                static_cast<size_t>(run * element));
+    const int64_t left = piece.range.end - at;
+    const int64_t run =
+        columns == tensor.shape.back() ? left : std::min(columns - at % columns, left);
+    std::memcpy(out.data() + element_at(piece.box, at, tensor) * bytes,
+                from.data() + (at - piece.range.begin) * bytes, static_cast<size_t>(run * bytes));
     at += run;
   }
 }

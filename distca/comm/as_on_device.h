@@ -10,16 +10,18 @@
 
 namespace distca {
 
-/// Returns true if the device's way is to be taken for tensors on `cuda_device`. -1 is the CPU, for
-/// which it is taken only while an AsOnDevice of this thread lives.
-bool as_on_device(int cuda_device);
-
 class AsOnDevice {
  public:
-  AsOnDevice();
-  ~AsOnDevice();
+  AsOnDevice() { ++living; }
+  ~AsOnDevice() { --living; }
   AsOnDevice(const AsOnDevice&) = delete;
   AsOnDevice& operator=(const AsOnDevice&) = delete;
+
+  static inline thread_local int living = 0;
 };
+
+/// Returns true if the device's way is to be taken for tensors on `cuda_device`. -1 is the CPU, for
+/// which it is taken only while an AsOnDevice of this thread lives.
+inline bool as_on_device(int cuda_device) { return cuda_device >= 0 || AsOnDevice::living > 0; }
 
 }  // namespace distca

@@ -2,21 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "distca/base/error.h"
-
 namespace distca {
 
 c10::ScalarType aten_type(ScalarType type) {
-  switch (type) {
-    case ScalarType::kFloat64:
-      return at::kDouble;
-    case ScalarType::kFloat32:
-      return at::kFloat;
-    case ScalarType::kBFloat16:
-      return at::kBFloat16;
-  }
-  DISTCA_CHECK(false, "unknown scalar type {}", static_cast<int>(type));
-  return at::kFloat;
+  return type == ScalarType::kFloat64   ? at::kDouble
+         : type == ScalarType::kFloat32 ? at::kFloat
+                                        : at::kBFloat16;
 }
 
 c10::Device aten_device(int cuda_device) {

@@ -44,7 +44,7 @@ struct Connections {
   bool failed = false;
 };
 
-class C10dExchange : public PendingExchange {
+class C10dExchange final : public PendingExchange {
  public:
   /// The first `num_receives` of `pending` are receives.
   C10dExchange(std::shared_ptr<Connections> connections, Activity at, std::vector<Pending> pending,
@@ -54,15 +54,7 @@ class C10dExchange : public PendingExchange {
         pending_(std::move(pending)),
         num_receives_(num_receives) {}
 
-  ~C10dExchange() override {
-    // A rank that fails does not wait for the others: they are about to learn of it.
-    if (std::uncaught_exceptions() > exceptions_) return;
-    try {
-      wait();
-    } catch (const Error&) {
-      // Whoever cares has called wait().
-    }
-  }
+  ~C10dExchange() override { wait_at_last(); }
 
   void wait_received() override { wait_for_first(num_receives_); }
   void wait() override { wait_for_first(pending_.size()); }
@@ -75,33 +67,29 @@ class C10dExchange : public PendingExchange {
     num_receives_ = 0;
     Heartbeat& heartbeat = connections_->health->heartbeat;
     Watchdog& watchdog = *connections_->health->watchdog;
-    WaitEnd end = WaitEnd::kGaveUp;
-    std::string why;
+    FailedWait failed{.rank = connections_->group->getRank()};
     size_t done = 0;
     watchdog.begin([&pending] {
       for (const Pending& one : pending) one.work->abort();
     });
     try {
       for (; done < count; ++done) {
-        heartbeat.await(pending[done].peer);
+        heartbeat.await({&pending[done].peer, 1});
         if (!pending[done].work->wait(kNever)) break;
       }
     } catch (const std::exception& error) {
-      end = WaitEnd::kConnectionLost;
-      why = first_line(error);
+      failed.end = WaitEnd::kConnectionLost;
+      failed.why = first_line(error);
     }
-    const double waited_s = watchdog.end();
+    failed.waited_s = watchdog.end();
     // Nobody can say whether the messages behind this one have come. Our heartbeat goes on showing
     // whom we awaited: others may be asking.
     if (done < count) {
-      connections_->fail({.rank = connections_->group->getRank(),
-                          .at = at_,
-                          .waited_s = waited_s,
-                          .peers = {pending[done].peer},
-                          .end = end,
-                          .why = why});
+      failed.at = at_;
+      failed.peers = {pending[done].peer};
+      connections_->fail(failed);
     }
-    heartbeat.await(Heartbeat::kNobody);
+    heartbeat.await({});
     pending_.assign(pending.begin() + static_cast<std::ptrdiff_t>(count), pending.end());
   }
 
@@ -109,7 +97,6 @@ class C10dExchange : public PendingExchange {
   Activity at_;
   std::vector<Pending> pending_;  // receives, then sends, that were not waited for
   size_t num_receives_;           // in pending_
-  const int exceptions_ = std::uncaught_exceptions();
 };
 
 class C10dCommunicator : public Communicator {

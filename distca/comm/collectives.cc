@@ -17,26 +17,19 @@ constexpr uint64_t kPieceBytes = 1 << 20;
 /// Host bytes where the group's messages lie: themselves, or a copy on the device.
 class Staged {
  public:
-  Staged(const Communicator& group, std::span<std::byte> host) : group_(group), host_(host) {
-    if (group.cuda_device() < 0) return;
-    device_ = upload(host_tensor(), aten_device(group.cuda_device()));
-  }
-  std::byte* data() {
-    return device_.defined() ? static_cast<std::byte*>(device_.data_ptr()) : host_.data();
-  }
+  Staged(const Communicator& group, std::span<std::byte> host)
+      : group_(group),
+        host_(at::from_blob(host.data(), {static_cast<int64_t>(host.size())}, at::kByte)),
+        there_(upload(host_, aten_device(group.cuda_device()))) {}
+  std::byte* data() { return static_cast<std::byte*>(there_.data_ptr()); }
   void to_host() {
-    if (!device_.defined()) return note_host_read();
-    read_to(host_tensor(), device_);
+    read_to(host_, there_);
     group_.throw_if_failed();
   }
 
  private:
-  at::Tensor host_tensor() {
-    return at::from_blob(host_.data(), {static_cast<int64_t>(host_.size())}, at::kByte);
-  }
   const Communicator& group_;
-  std::span<std::byte> host_;
-  at::Tensor device_;
+  const at::Tensor host_, there_;
 };
 
 }  // namespace
@@ -88,19 +81,13 @@ void swap_bytes(Communicator& group, int peer, uint32_t tag, std::span<const std
                 std::span<std::byte> receive, std::string_view operation) {
   std::vector<std::byte> out(send.begin(), send.end());
   Staged staged_out(group, out), staged_in(group, receive);
-  const Message to{.peer = peer,
-                   .tag = tag,
-                   .data = staged_out.data(),
-                   .bytes = static_cast<int64_t>(send.size())};
-  const Message from{.peer = peer,
-                     .tag = tag,
-                     .data = staged_in.data(),
-                     .bytes = static_cast<int64_t>(receive.size())};
-  const std::span<const Message> none;
-  group
-      .exchange(send.empty() ? none : std::span(&to, 1),
-                receive.empty() ? none : std::span(&from, 1), operation)
-      ->wait();
+  const auto message = [&](std::byte* data, size_t bytes) -> std::vector<Message> {
+    if (bytes == 0) return {};
+    return {{.peer = peer, .tag = tag, .data = data, .bytes = static_cast<int64_t>(bytes)}};
+  };
+  const auto sends = message(staged_out.data(), send.size());
+  const auto receives = message(staged_in.data(), receive.size());
+  group.exchange(sends, receives, operation)->wait();
   staged_in.to_host();
 }
 

@@ -64,6 +64,16 @@ class SplitGroup final : public Communicator {
 
 }  // namespace
 
+void PendingExchange::wait_at_last() {
+  // A rank that fails does not wait for the others: they are about to learn of it.
+  if (std::uncaught_exceptions() > exceptions_) return;
+  try {
+    wait();
+  } catch (const std::exception&) {
+    // Whoever cares has called wait().
+  }
+}
+
 std::unique_ptr<Communicator> Communicator::split_first(int count) {
   std::vector<int> ranks(count);
   std::iota(ranks.begin(), ranks.end(), 0);

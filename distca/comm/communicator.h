@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,6 +48,13 @@ class PendingExchange {
   virtual void wait_received() = 0;
   /// Returns when everything has been received and the memory of all sends may be reused.
   virtual void wait() = 0;
+
+ protected:
+  /// For the destructor of a final class: waits, and throws nothing.
+  void wait_at_last();
+
+ private:
+  const int exceptions_ = std::uncaught_exceptions();
 };
 
 /// One rank's view of a group of ranks.

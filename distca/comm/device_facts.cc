@@ -3,17 +3,6 @@
 #include <dlfcn.h>
 
 namespace distca {
-namespace {
-
-constexpr const char* kLibrary = "libcuda.so.1";
-
-template <typename Function>
-bool find(void* library, const char* name, Function** function) {
-  *function = reinterpret_cast<Function*>(dlsym(library, name));
-  return *function != nullptr;
-}
-
-}  // namespace
 
 std::vector<DeviceFacts> visible_devices(const CudaDriver& driver) {
   int count = 0;
@@ -31,13 +20,16 @@ std::vector<DeviceFacts> visible_devices(const CudaDriver& driver) {
 }
 
 std::vector<DeviceFacts> visible_devices() {
-  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);  // stays, as PyTorch uses it
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // stays, as PyTorch uses it
+  const auto find = [&]<typename Function>(const char* name, Function*& function) {
+    function = reinterpret_cast<Function*>(dlsym(library, name));
+    return function != nullptr;
+  };
   CudaDriver driver;
-  if (!library || !find(library, "cuInit", &driver.init) ||
-      !find(library, "cuDeviceGetCount", &driver.device_count) ||
-      !find(library, "cuDeviceGet", &driver.device_get) ||
-      !find(library, "cuDeviceTotalMem_v2", &driver.total_memory) ||
-      !find(library, "cuDeviceGetAttribute", &driver.attribute))
+  if (!library || !find("cuInit", driver.init) || !find("cuDeviceGetCount", driver.device_count) ||
+      !find("cuDeviceGet", driver.device_get) ||
+      !find("cuDeviceTotalMem_v2", driver.total_memory) ||
+      !find("cuDeviceGetAttribute", driver.attribute))
     return {};
   return visible_devices(driver);
 }

@@ -3,11 +3,7 @@
 // derived here: its layout may differ from the wheel's. gloo_symbols_test.cmake holds us to it.
 #include "distca/comm/gloo_group.h"
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
-#include <algorithm>
 
 #include "distca/base/clock.h"
 #include "distca/base/env.h"
@@ -18,16 +14,14 @@
 #include "distca/comm/health/startup.h"
 #include "distca/comm/hushed_cerr.h"
 #include "distca/comm/launch/own_address.h"
+#include "distca/comm/launch/run_store.h"
 
 namespace distca {
 namespace {
 
-constexpr double kOursFirst = 1;  // seconds
-
 /// Gloo's connecting, which waits for each of its tries as long as for all and cannot be ended.
 struct Connecting {
   const Rendezvous rendezvous;
-  const double timeout_s;
   const std::string place;  // an interface's name or address
   const bool by_name;
 
@@ -35,42 +29,19 @@ struct Connecting {
   GlooLoop loop = {};
   c10::intrusive_ptr<c10d::Backend> group = {};
 
-  void make_group();
+  void make_group(double timeout_s) {
+    const auto store = c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(
+        connect_to_store(rendezvous, timeout_s, "gloo").get());
+    auto options = c10d::ProcessGroupGloo::Options::create(to_milliseconds(timeout_s));
+    loop.start([&] {
+      options->devices.push_back(by_name ? c10d::ProcessGroupGloo::createDeviceForInterface(place)
+                                         : c10d::ProcessGroupGloo::createDeviceForHostname(place));
+    });
+    options->threads = 1;  // they serve collectives, which we do not use
+    group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rendezvous.rank, rendezvous.size,
+                                                        options);
+  }
 };
-
-void Connecting::make_group() {
-  c10d::TCPStoreOptions store_options;
-  store_options.port = rendezvous.port;
-  store_options.waitWorkers = false;
-  store_options.timeout = to_milliseconds(timeout_s);
-  auto store = c10::make_intrusive<c10d::PrefixStore>(
-      rendezvous.prefix + "gloo",
-      c10::make_intrusive<c10d::TCPStore>(rendezvous.address, store_options));
-  auto options = c10d::ProcessGroupGloo::Options::create(to_milliseconds(timeout_s));
-  loop.start([&] {
-    options->devices.push_back(by_name ? c10d::ProcessGroupGloo::createDeviceForInterface(place)
-                                       : c10d::ProcessGroupGloo::createDeviceForHostname(place));
-  });
-  options->threads = 1;  // they serve collectives, which we do not use
-  group =
-      c10::make_intrusive<c10d::ProcessGroupGloo>(store, rendezvous.rank, rendezvous.size, options);
-}
-
-std::shared_ptr<Connecting> connect(const Rendezvous& rendezvous,
-                                    const std::optional<std::string>& interface,
-                                    Heartbeat& heartbeat) {
-  const double left_s = std::max(heartbeat.startup_deadline() - steady_seconds(), 0.0);
-  const std::shared_ptr<Connecting> connecting(
-      new Connecting{.rendezvous = rendezvous,
-                     // c10d's deadline: later than ours, which says who was awaited.
-                     .timeout_s = left_s + kOursFirst,
-                     .place = interface ? *interface : heartbeat.own_address(),
-                     .by_name = interface.has_value()});
-  connect_by_deadline(
-      rendezvous, heartbeat, [connecting] { connecting->make_group(); },
-      [connecting] { return "cannot connect through " + connecting->place; });
-  return connecting;
-}
 
 }  // namespace
 
@@ -79,11 +50,18 @@ std::unique_ptr<Communicator> make_gloo_group(const Rendezvous& rendezvous,
   const std::optional<std::string> interface = env_string("GLOO_SOCKET_IFNAME");
   if (interface) check_interface(*interface);  // before anybody waits for us
   auto health = std::make_unique<Health>(rendezvous, options);
-  health->heartbeat.wait_for_all();
-  const std::shared_ptr<Connecting> connected = connect(rendezvous, interface, health->heartbeat);
-  health->heartbeat.end_startup();
-  const c10::intrusive_ptr<c10d::Backend> group = std::move(connected->group);
-  return make_c10d_group(*group, std::move(health), connected->loop);
+  Heartbeat& heartbeat = health->heartbeat;
+  heartbeat.wait_for_all();
+  const std::shared_ptr<Connecting> connecting(
+      new Connecting{.rendezvous = rendezvous,
+                     .place = interface ? *interface : heartbeat.own_address(),
+                     .by_name = interface.has_value()});
+  connect_by_deadline(
+      rendezvous, heartbeat, [connecting](double timeout_s) { connecting->make_group(timeout_s); },
+      [connecting] { return "cannot connect through " + connecting->place; });
+  heartbeat.end_startup();
+  const c10::intrusive_ptr<c10d::Backend> group = std::move(connecting->group);
+  return make_c10d_group(*group, std::move(health), connecting->loop);
 }
 
 }  // namespace distca

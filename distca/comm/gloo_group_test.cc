@@ -80,7 +80,7 @@ void connect_two(const std::array<CommOptions, 2>& options,
     Heartbeat heartbeat(at_port(port, rank, 2), options[rank], [] {});
     heartbeat.wait_for_all();
     connect_by_deadline(
-        at_port(port, rank, 2), heartbeat, [connect, rank] { connect(rank); },
+        at_port(port, rank, 2), heartbeat, [connect, rank](double) { connect(rank); },
         [] { return "cannot connect"; });
     then(rank);
     heartbeat.end_startup();

@@ -31,10 +31,6 @@ void read_to(const at::Tensor& host, const at::Tensor& tensor);
 /// The number that a tensor of one element holds.
 double host_number(const at::Tensor& tensor);
 
-/// Notes a read that only a group on a device makes: where messages lie in host memory, what it
-/// brings is there already.
-void note_host_read();
-
 /// A host tensor on `device`; itself, if that is the CPU. The copy is made from page-locked memory
 /// and runs behind what the current stream was given. `host` may change once this has returned.
 at::Tensor upload(const at::Tensor& host, const c10::Device& device);

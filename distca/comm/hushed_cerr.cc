@@ -3,6 +3,7 @@
 #include <iostream>
 #include <mutex>
 #include <streambuf>
+#include <utility>
 
 #include "distca/base/env.h"
 
@@ -15,32 +16,24 @@ class Nowhere : public std::streambuf {
   std::streamsize xsputn(const char*, std::streamsize count) override { return count; }
 };
 
-struct Hush {
-  std::mutex mutex;
-  int holders = 0;
-  std::streambuf* before = nullptr;
-  Nowhere nowhere;
-};
-
-/// Never destroyed: a thread of Gloo's may write while the process ends.
-Hush& hush() {
-  static Hush* const one = new Hush;
-  return *one;
-}
+std::mutex cerr_mutex;
+int hushes = 0;
+std::streambuf* cerr_before = nullptr;
 
 }  // namespace
 
 HushedCerr::HushedCerr() {
-  const std::lock_guard lock(hush().mutex);
-  if (hush().holders++ > 0 || env_string("GLOO_LOG_LEVEL")) return;
-  hush().before = std::cerr.rdbuf(&hush().nowhere);
+  // Never destroyed: a thread of Gloo's may write while the process ends.
+  static Nowhere* const nowhere = new Nowhere;
+  const std::lock_guard lock(cerr_mutex);
+  if (hushes++ > 0 || env_string("GLOO_LOG_LEVEL")) return;
+  cerr_before = std::cerr.rdbuf(nowhere);
 }
 
 HushedCerr::~HushedCerr() {
-  const std::lock_guard lock(hush().mutex);
-  if (--hush().holders > 0 || hush().before == nullptr) return;
-  std::cerr.rdbuf(hush().before);
-  hush().before = nullptr;
+  const std::lock_guard lock(cerr_mutex);
+  if (--hushes > 0 || cerr_before == nullptr) return;
+  std::cerr.rdbuf(std::exchange(cerr_before, nullptr));
 }
 
 }  // namespace distca

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <future>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,23 +53,20 @@ void do_long_work(Communicator& comm, double timeout_s, std::string_view operati
                   [&](std::chrono::duration<double> most) {
                     return !done.valid() || done.wait_for(most) == std::future_status::ready;
                   });
-  struct Fault {
-    bool is_there = false;
-    ErrorKind kind = ErrorKind::kIo;
-  } mine;
+  std::optional<ErrorKind> mine;
   std::string why;
   try {
     if (done.valid()) done.get();
   } catch (const Error& error) {
-    mine = {.is_there = true, .kind = error.kind()};
+    mine = error.kind();
     why = error.what();
   }
-  const std::vector<Fault> all = all_gather(comm, mine, operation);
-  const auto first = std::ranges::find(all, true, &Fault::is_there);
+  const std::vector<std::optional<ErrorKind>> all = all_gather(comm, mine, operation);
+  const auto first = std::ranges::find_if(all, [](const auto& one) { return one.has_value(); });
   if (first == all.end()) return;
   const auto rank = first - all.begin();
   const std::string said = all_gather_texts(comm, why, operation)[rank];
-  throw Error(first->kind, "{}{}", rank == 0 ? "" : fmt::format("rank {}: ", rank), said);
+  throw Error(**first, "{}{}", rank == 0 ? "" : fmt::format("rank {}: ", rank), said);
 }
 
 void do_on_rank_0(Communicator& comm, double timeout_s, std::string_view operation,

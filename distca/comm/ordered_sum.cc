@@ -90,15 +90,11 @@ void ordered_sum(Communicator& group, at::Tensor& tensor, std::string_view opera
 }
 
 void ordered_sum(Communicator& group, std::span<double> values, std::string_view operation) {
-  at::Tensor host =
+  const at::Tensor host =
       at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
-  if (group.cuda_device() < 0) {
-    note_host_read();
-    return ordered_sum(group, host, operation);
-  }
-  at::Tensor device = upload(host, aten_device(group.cuda_device()));
-  ordered_sum(group, device, operation);
-  read_to(host, device);
+  at::Tensor there = upload(host, aten_device(group.cuda_device()));
+  ordered_sum(group, there, operation);
+  read_to(host, there);
   group.throw_if_failed();
 }
 

@@ -17,14 +17,13 @@
 #include <utility>
 #include <vector>
 
+#include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/comm/health/diagnosis.h"
 
 namespace distca {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// The messages one exchange() issued; guarded by the group's mutex.
 struct Issued {
@@ -196,16 +195,15 @@ void ThreadGroup::follow(const std::vector<DeviceMark>& marks) const {
 
 void ThreadGroup::wait(const std::shared_ptr<Issued>& issued, bool sends_too) {
   std::unique_lock lock(mutex_);
-  const auto start = Clock::now();
-  const auto deadline = start + std::chrono::duration<double>(options_.timeout_s);
+  const Stopwatch watch;
   auto arrived = [&] {
     return issued->open_receives.empty() && (!sends_too || issued->open_sends.empty());
   };
   auto over = [&] { return arrived() || failure_; };
   Wait& mine = waits_[issued->rank];
   mine = {issued, sends_too};
-  if (!changed_.wait_until(lock, deadline, over)) {
-    fail(diagnose(mine, std::chrono::duration<double>(Clock::now() - start).count()));
+  if (!changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s), over)) {
+    fail(diagnose(mine, watch.seconds()));
   }
   mine = {};
   if (!arrived()) throw Error(ErrorKind::kComm, "{}", *failure_);
@@ -267,20 +265,13 @@ void ThreadGroup::fail(std::string why) {
   changed_.notify_all();
 }
 
-class ThreadExchange : public PendingExchange {
+class ThreadExchange final : public PendingExchange {
  public:
   ThreadExchange(std::shared_ptr<ThreadGroup> group, std::shared_ptr<Issued> issued)
       : group_(std::move(group)), issued_(std::move(issued)) {}
 
   ~ThreadExchange() override {
-    // A rank that fails does not wait for the others: they are about to learn of it.
-    if (std::uncaught_exceptions() == exceptions_) {
-      try {
-        wait();
-      } catch (const std::exception&) {  // a device that is lost throws PyTorch's
-        // Whoever cares has called wait().
-      }
-    }
+    wait_at_last();
     group_->withdraw(issued_);
   }
 
@@ -290,7 +281,6 @@ class ThreadExchange : public PendingExchange {
  private:
   std::shared_ptr<ThreadGroup> group_;
   std::shared_ptr<Issued> issued_;
-  const int exceptions_ = std::uncaught_exceptions();
 };
 
 class ThreadCommunicator : public Communicator {

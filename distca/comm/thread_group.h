@@ -18,7 +18,7 @@ namespace distca {
 using DeviceMark = std::shared_ptr<void>;
 
 /// The device on which the messages of a thread group lie, and how to copy there. The default is
-/// host memory: all functions are null, and a message is copied at once. device_copy.h makes the
+/// host memory: all functions are null, and a message is copied at once. device_stream.h makes the
 /// one for CUDA.
 ///
 /// A device such as a GPU works through what threads give it later, in streams of its own. There

@@ -6,7 +6,7 @@
 namespace distca {
 
 void settle_vector_functions() {
-  static const bool settled = [] {
+  [[maybe_unused]] static const bool settled = [] {
     const c10::NoGradGuard no_gradients;
     for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
       const at::Tensor one = at::ones({1}, type);
@@ -15,7 +15,6 @@ void settle_vector_functions() {
     }
     return true;
   }();
-  static_cast<void>(settled);
 }
 
 }  // namespace distca

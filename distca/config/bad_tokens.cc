@@ -1,10 +1,9 @@
 #include "distca/config/bad_tokens.h"
 
-#include <charconv>
 #include <optional>
 #include <string>
-#include <system_error>
 
+#include "distca/base/text.h"
 #include "distca/batch/tokenizer_files.h"
 #include "distca/config/config.h"
 
@@ -44,13 +43,10 @@ Vocabulary vocabulary_of(const Config& config) {
   vocabulary.bad_tokens = BadTokens::kSkipTarget;
   if (word == "skip_target") return vocabulary;
   vocabulary.bad_tokens = BadTokens::kReplace;
-  const char* const end = word.data() + word.size();
-  const auto [stop, fault] = std::from_chars(word.data(), end, vocabulary.id);
-  DISTCA_THROW_IF(
-      fault != std::errc() || stop != end || vocabulary.id < 0 || vocabulary.id >= vocabulary.size,
-      ErrorKind::kConfig,
-      "data.bad_tokens = \"{}\": must be refuse, skip_target or an id from 0 to {}", word,
-      vocabulary.size - 1);
+  vocabulary.id = to_number<int64_t>(word).value_or(-1);
+  DISTCA_THROW_IF(vocabulary.id < 0 || vocabulary.id >= vocabulary.size, ErrorKind::kConfig,
+                  "data.bad_tokens = \"{}\": must be refuse, skip_target or an id from 0 to {}",
+                  word, vocabulary.size - 1);
   return vocabulary;
 }
 

@@ -4,8 +4,6 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <regex>
 #include <type_traits>
 
@@ -46,23 +44,6 @@ Overloaded(Ts...) -> Overloaded<Ts...>;  // clang 14 does not deduce it by itsel
 /// " (tokens)", or nothing for a key without a unit.
 std::string in_units(const ConfigKey& key) {
   return key.unit.empty() ? "" : fmt::format(" ({})", key.unit);
-}
-
-void check_value(const ConfigKey& key, const std::string& origin) {
-  auto check_number = [&](double value) {
-    const bool low = !(value >= key.minimum);
-    DISTCA_THROW_IF(low || value > key.maximum, ErrorKind::kConfig,
-                    "{}: {} = {}: must be at {} {}{}", origin, key.name, value,
-                    low ? "least" : "most", low ? key.minimum : key.maximum, in_units(key));
-  };
-  std::visit(
-      Overloaded{[&](int64_t* v) { check_number(static_cast<double>(*v)); },
-                 [&](double* v) { check_number(*v); },
-                 [&](std::vector<int64_t>* v) {
-                   for (const int64_t number : *v) check_number(static_cast<double>(number));
-                 },
-                 [&](Tolerance* v) { check_number(v->share.value_or(0)); }, [](const auto&) {}},
-      key.value);
 }
 
 void set_text(const ConfigKey& key, std::string text, const std::string& origin) {
@@ -127,6 +108,12 @@ void set_value(const ConfigKey& key, const toml::node& node, const std::string& 
     DISTCA_THROW_IF(!right, ErrorKind::kConfig, "{}: {} expects {}{}, not a TOML {}", origin,
                     key.name, what, in_units(key), (std::ostringstream() << node.type()).str());
   };
+  const auto check = [&](double value) {
+    const bool low = !(value >= key.minimum);
+    DISTCA_THROW_IF(low || value > key.maximum, ErrorKind::kConfig,
+                    "{}: {} = {}: must be at {} {}{}", origin, key.name, value,
+                    low ? "least" : "most", low ? key.minimum : key.maximum, in_units(key));
+  };
   if (is_text(key)) {
     expect(node.is_string(), "text");
     return set_text(key, *node.value<std::string>(), origin);
@@ -135,26 +122,31 @@ void set_value(const ConfigKey& key, const toml::node& node, const std::string& 
       Overloaded{[&](int64_t* v) {
                    expect(node.is_integer(), "an integer");
                    *v = *node.value<int64_t>();
+                   check(static_cast<double>(*v));
                  },
                  [&](double* v) {
                    expect(node.is_number(), describe_number(key));
                    *v = *node.value<double>();
+                   check(*v);
                  },
                  [&](bool* v) {
                    expect(node.is_boolean(), "true or false");
                    *v = *node.value<bool>();
                  },
-                 [&](std::vector<int64_t>* v) { *v = list_of<int64_t>(key, node, origin); },
+                 [&](std::vector<int64_t>* v) {
+                   *v = list_of<int64_t>(key, node, origin);
+                   for (const int64_t number : *v) check(static_cast<double>(number));
+                 },
                  [&](std::vector<std::string>* v) { *v = list_of<std::string>(key, node, origin); },
                  [&](Tolerance* v) {
                    *v = {.is_auto = node.value<std::string>() == "auto",
                          .share = node.value<double>()};
                    expect(v->is_auto || v->share, describe_number(key));
                    if (v->share == -1) v->share.reset();  // the scheduler's own
+                   check(v->share.value_or(0));
                  },
                  [](const auto&) {}},
       key.value);
-  check_value(key, origin);
 }
 
 void apply_table(const toml::table& table, const std::string& origin,

@@ -51,8 +51,7 @@ const std::vector<Word<Config::Comm::Backend>> kBackends = {
 template <typename T>
 ConfigKey choice(std::string name, T* value, OnResume on_resume, std::string reason,
                  std::vector<Word<T>> words) {
-  ConfigKey key{
-      .name = std::move(name), .value = {}, .on_resume = on_resume, .reason = std::move(reason)};
+  ConfigKey key{.name = std::move(name), .on_resume = on_resume, .reason = std::move(reason)};
   for (const Word<T>& one : words) key.choices.emplace_back(one.word);
   key.value = WordValue{
       .word = [value, words] { return std::ranges::find(words, *value, &Word<T>::value)->word; },

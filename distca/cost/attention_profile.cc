@@ -139,10 +139,8 @@ std::string profile_fault(const AttentionProfile& profile) {
         profile.kv_tokens.back());
   }
   for (const std::string& fault : {times_fault("forward_ns", profile, profile.forward_ns),
-                                   times_fault("backward_ns", profile, profile.backward_ns)}) {
-    if (!fault.empty()) return fault;
-  }
-  for (const std::string& fault : {kernels_fault("forward_kernels", profile.forward_kernels),
+                                   times_fault("backward_ns", profile, profile.backward_ns),
+                                   kernels_fault("forward_kernels", profile.forward_kernels),
                                    kernels_fault("backward_kernels", profile.backward_kernels)}) {
     if (!fault.empty()) return fault;
   }
@@ -163,13 +161,10 @@ std::string profile_to_json(const AttentionProfile& profile) {
 AttentionProfile profile_from_json(std::string_view json, std::string_view name) {
   const Json parsed = parse_json(json, name);
   const JsonField root(parsed, name, ErrorKind::kData);
-  if (root["format"].text() != kFormat) {
-    root["format"].expect(false, fmt::format("\"{}\"", kFormat));
-  }
+  root["format"].expect(root["format"].text() == kFormat, fmt::format("\"{}\"", kFormat));
   const int64_t version = root["version"].integer();
-  if (version < kOldestVersion || version > kVersion) {
-    root["version"].expect(false, fmt::format("{} to {}", kOldestVersion, kVersion));
-  }
+  root["version"].expect(version >= kOldestVersion && version <= kVersion,
+                         fmt::format("{} to {}", kOldestVersion, kVersion));
   AttentionProfile profile;
   std::vector<std::string_view> fields{"format", "version", "shape"}, shape_fields;
   visit_profile(JsonNames{fields}, profile, version);

@@ -26,6 +26,8 @@ struct AttentionShape {
     return num_kv_heads * (head_dim_qk + head_dim_v) * element_bytes();
   }
   int64_t o_token_bytes() const { return num_heads * head_dim_v * element_bytes(); }
+  /// Multiply-adds of a (query, key) pair, forward.
+  int64_t pair_products() const { return num_heads * (head_dim_qk + head_dim_v); }
   /// The bytes of a token's Q and O, divided by those of its K and V.
   double row_per_key() const {
     return static_cast<double>(q_token_bytes() + o_token_bytes()) /

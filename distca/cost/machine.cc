@@ -60,9 +60,6 @@ bool says_source(const std::string& text) {
          text.starts_with("assumed: ");
 }
 
-constexpr const char* kForwardWord = "forward";
-constexpr const char* kBackwardWord = "backward";
-
 std::array<Machine::Number, kNumMachineNumbers> numbers_of(const JsonField& numbers) {
   std::array<Machine::Number, kNumMachineNumbers> all;
   std::vector<std::string_view> names;
@@ -89,11 +86,11 @@ std::array<Machine::Number, kNumMachineNumbers> numbers_of(const JsonField& numb
 PhaseTimes phase_of(const JsonField& field) {
   constexpr int64_t kMost = int64_t{1} << 60;
   field.only({"phase", "pass", "flops_per_token", "tokens", "ns"}, kMachineVersion);
-  const std::string pass = field["pass"].text();
-  field["pass"].expect(pass == kForwardWord || pass == kBackwardWord,
-                       "\"forward\" or \"backward\"");
+  const std::string& word = field["pass"].text();
+  const Pass pass = word == pass_name(Pass::kForward) ? Pass::kForward : Pass::kBackward;
+  field["pass"].expect(word == pass_name(pass), "\"forward\" or \"backward\"");
   PhaseTimes times{.phase = text_of(field["phase"]),
-                   .pass = pass == kForwardWord ? Pass::kForward : Pass::kBackward,
+                   .pass = pass,
                    .flops_per_token = field["flops_per_token"].integer(0, kMost),
                    .tokens = field["tokens"].integers(),
                    .ns = field["ns"].integers()};
@@ -119,12 +116,7 @@ Machine::Check check_of(const JsonField& field) {
 
 /// Constants of DGX nodes with eight GPUs and an InfiniBand port of 400 Gb/s for each.
 Machine dgx(const std::string& name, Machine::Number memory_rate, Machine::Number memory) {
-  Machine machine{.name = name,
-                  .attention = profile_by_name("h200"),
-                  .numbers = {},
-                  .phases = {},
-                  .settings = {},
-                  .check = {}};
+  Machine machine{.name = name, .attention = profile_by_name("h200")};
   const auto set = [&](MachineNumber number, double value, const char* source) {
     machine.at(number) = {value, source};
   };
@@ -184,7 +176,7 @@ std::string machine_to_json(const Machine& machine) {
   Json numbers = Json::object(), phases = Json::array();
   for (const PhaseTimes& times : machine.phases) {
     phases.push_back({{"phase", times.phase},
-                      {"pass", times.pass == Pass::kForward ? kForwardWord : kBackwardWord},
+                      {"pass", pass_name(times.pass)},
                       {"flops_per_token", times.flops_per_token},
                       {"tokens", times.tokens},
                       {"ns", times.ns}});
@@ -213,12 +205,8 @@ Machine machine_from_json(std::string_view json, std::string_view name) {
                          fmt::format("{}", kMachineVersion));
   root.only({"format", "version", "name", "attention", "numbers", "phases", "settings", "check"},
             kMachineVersion);
-  Machine machine{.name = text_of(root["name"]),
-                  .attention = nullptr,
-                  .numbers = numbers_of(root["numbers"]),
-                  .phases = {},
-                  .settings = {},
-                  .check = {}};
+  Machine machine{
+      .name = text_of(root["name"]), .attention = nullptr, .numbers = numbers_of(root["numbers"])};
   if (parsed["attention"].is_string()) {
     const std::string& known = root["attention"].text();
     root["attention"].expect(known == "h200", "\"h200\" or a profile");

@@ -51,9 +51,9 @@ const char* machine_number_name(MachineNumber number);
 struct PhaseTimes {
   std::string phase;  // its name in programs, such as "pre_attention"
   Pass pass = Pass::kForward;
-  int64_t flops_per_token = 0;  // counted as in programs; 0 for the embedding
-  std::vector<int64_t> tokens;  // tokens of the rank in a nano-batch; ascending, two or more
-  std::vector<int64_t> ns;      // [tokens] nanoseconds, above 0
+  int64_t flops_per_token = 0;       // counted as in programs; 0 for the embedding
+  std::vector<int64_t> tokens = {};  // tokens of the rank in a nano-batch; ascending, two or more
+  std::vector<int64_t> ns = {};      // [tokens] nanoseconds, above 0
 
   /// The seconds of an operation for so many tokens: on the line through the two nearest counts.
   /// Below the first count, they are at most in proportion to the tokens where that line would fall
@@ -69,18 +69,18 @@ struct Machine {
   };
   std::string name;
   std::shared_ptr<const AttentionProfile> attention;
-  std::array<Number, kNumMachineNumbers> numbers;
+  std::array<Number, kNumMachineNumbers> numbers = {};
   /// Times that were measured. They hold for the settings that they were measured with, each a key
   /// of a configuration and its value: "model.hidden_size", "512". Both are empty for a machine
   /// that is only stated.
-  std::vector<PhaseTimes> phases;
-  std::map<std::string, std::string> settings;
+  std::vector<PhaseTimes> phases = {};
+  std::map<std::string, std::string> settings = {};
   /// A step that was predicted by these prices and measured with them. Both are 0 if none was.
   struct Check {
     double predicted_s = 0, measured_s = 0;
     /// Relative to the measured time.
     double error() const { return predicted_s / measured_s - 1; }
-  } check;
+  } check = {};
 
   double of(MachineNumber number) const { return numbers[static_cast<size_t>(number)].value; }
   Number& at(MachineNumber number) { return numbers[static_cast<size_t>(number)]; }

@@ -7,4 +7,8 @@ namespace distca {
 
 enum class Pass : uint8_t { kForward, kBackward };
 
+constexpr const char* pass_name(Pass pass) {
+  return pass == Pass::kForward ? "forward" : "backward";
+}
+
 }  // namespace distca

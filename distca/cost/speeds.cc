@@ -35,28 +35,23 @@ int64_t mean_of_known(const Ranks& ranks, const Value& value_of) {
   return known == 0 ? 0 : static_cast<int64_t>(sum / known);
 }
 
-struct Pool {
-  std::vector<int64_t> weight;     // [servers] speed: kFastest at most, 0 if it does not serve
-  std::vector<int64_t> linear_ps;  // [servers]
-  int64_t load_ps = 0;             // time of all load on the fastest server alone
+struct PooledRank {
+  int64_t weight = 0;  // speed: kFastest at most, 0 if it does not serve
+  int64_t linear_ps = 0;
 };
 
 /// The time at which sum over servers of max(0, time - linear_ps) * weight is all the load, in
 /// whole picoseconds: wide, for a slow server alone may take longer than any rank's own time.
-Wide finish_ps(const Pool& pool) {
-  std::vector<int> by_start;
-  for (size_t server = 0; server < pool.weight.size(); ++server) {
-    if (pool.weight[server] > 0) by_start.push_back(static_cast<int>(server));
-  }
-  std::stable_sort(by_start.begin(), by_start.end(),
-                   [&](int a, int b) { return pool.linear_ps[a] < pool.linear_ps[b]; });
-  Wide work = Wide{pool.load_ps} * kFastest;
+/// `load_ps` is the time of all load on the fastest server alone.
+Wide finish_ps(std::vector<PooledRank> ranks, int64_t load_ps) {
+  std::ranges::stable_sort(ranks, {}, &PooledRank::linear_ps);
+  Wide work = Wide{load_ps} * kFastest;
   Wide weight = 0, finish = 0;
-  for (size_t next = 0; next < by_start.size(); ++next) {
-    const int server = by_start[next];
-    if (next > 0 && finish <= pool.linear_ps[server]) break;
-    work += Wide{pool.linear_ps[server]} * pool.weight[server];
-    weight += pool.weight[server];
+  for (const PooledRank& rank : ranks) {
+    if (rank.weight == 0) continue;
+    if (weight > 0 && finish <= rank.linear_ps) break;
+    work += Wide{rank.linear_ps} * rank.weight;
+    weight += rank.weight;
     finish = work / weight;
   }
   return finish;
@@ -64,7 +59,7 @@ Wide finish_ps(const Pool& pool) {
 
 /// Whole numbers in the ratio of the shares.
 std::vector<int64_t> as_capacities(const std::vector<Wide>& shares) {
-  const Wide most = *std::max_element(shares.begin(), shares.end());
+  const Wide most = std::ranges::max(shares);
   std::vector<int64_t> capacities;
   int64_t divisor = 0;
   for (const Wide share : shares) {
@@ -80,13 +75,9 @@ std::vector<int64_t> as_capacities(const std::vector<Wide>& shares) {
 
 Speeds assumed_speeds(const ModelShape& layers, int num_servers, const AttentionProfile* profile,
                       int64_t products_again) {
-  const AttentionShape& shape = layers.attention;
-  const int64_t q = shape.num_heads * shape.head_dim_qk;
-  const int64_t o = shape.num_heads * shape.head_dim_v;
-  const int64_t per_token = layer_products(layers);
-  const int64_t per_pair = q + o;
-  const Wide token_flops = Wide{2} * (Wide{3} * per_token + products_again) * layers.num_layers;
-  const Wide kload_flops = Wide{7} * layers.num_layers * per_pair * 1000;
+  const Wide token_flops =
+      Wide{2} * (Wide{3} * layer_products(layers) + products_again) * layers.num_layers;
+  const Wide kload_flops = Wide{7} * layers.num_layers * layers.attention.pair_products() * 1000;
   RankSpeed speed;
   if (profile == nullptr) {
     speed.linear_ps_per_token = static_cast<int64_t>(token_flops / kAssumedTflops);
@@ -98,8 +89,7 @@ Speeds assumed_speeds(const ModelShape& layers, int num_servers, const Attention
     const int64_t tokens = std::min(profile->q_tokens.back(), profile->kv_tokens.back());
     const TaskPrice price(measured, profile);
     const Range all{0, tokens};
-    const Wide flops = Wide{7} * Mask{}.pairs(all, all) * measured.num_heads *
-                       (measured.head_dim_qk + measured.head_dim_v);
+    const Wide flops = Wide{7} * Mask{}.pairs(all, all) * measured.pair_products();
     speed.linear_ps_per_token =
         static_cast<int64_t>(token_flops * price(all, all) * 1000 / std::max<Wide>(1, flops));
   }
@@ -161,30 +151,26 @@ std::vector<int64_t> even_capacities(std::span<const RankWork> ranks, BalanceTar
     DISTCA_CHECK(work.tokens >= 0, "{} tokens", work.tokens);
     if (work.serves) fastest = std::min(fastest, attention_ps(work));
   }
-  Pool pool;
-  pool.weight.assign(ranks.size(), 0);
-  pool.linear_ps.assign(ranks.size(), 0);
+  std::vector<PooledRank> pool(ranks.size());
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const RankWork& work = ranks[rank];
     if (!work.serves) continue;
-    pool.weight[rank] =
+    pool[rank].weight =
         std::max<int64_t>(1, static_cast<int64_t>(Wide{fastest} * kFastest / attention_ps(work)));
     if (!whole) continue;
     const Wide layers_ps = product_ps(
         work.layers_ps_per_token > 0 ? work.layers_ps_per_token : usual_layers, work.tokens, 1);
     const int64_t ends_ps = product_ps(work.ends_ps_per_token, work.tokens, 1);
-    pool.linear_ps[rank] =
+    pool[rank].linear_ps =
         static_cast<int64_t>(std::min(layers_ps + ends_ps + work.other_ps, Wide{kMostPs}));
   }
-  pool.load_ps = product_ps(load, fastest, 1000);
-  const Wide finish = whole ? finish_ps(pool) : 1;
+  const Wide finish = whole ? finish_ps(pool, product_ps(load, fastest, 1000)) : 1;
   std::vector<Wide> shares;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    shares.push_back(std::max<Wide>(0, finish - pool.linear_ps[rank]) * pool.weight[rank]);
-  }
-  // Less load than a picosecond's.
-  if (*std::max_element(shares.begin(), shares.end()) == 0) {
-    shares.assign(pool.weight.begin(), pool.weight.end());
+  for (const PooledRank& rank : pool)
+    shares.push_back(std::max<Wide>(0, finish - rank.linear_ps) * rank.weight);
+  if (std::ranges::max(shares) == 0) {  // less load than a picosecond's
+    std::ranges::transform(pool, shares.begin(),
+                           [](const PooledRank& rank) { return rank.weight; });
   }
   return as_capacities(shares);
 }

@@ -1,12 +1,11 @@
 #include "distca/cost/stage_layers.h"
 
 #include <algorithm>
+#include <ranges>
 
 #include "distca/base/error.h"
 
 namespace distca {
-
-namespace {
 
 int64_t projection_products(const ModelShape& model) {
   const AttentionShape& shape = model.attention;
@@ -14,11 +13,13 @@ int64_t projection_products(const ModelShape& model) {
                               shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v));
 }
 
-}  // namespace
+int64_t output_products(const ModelShape& model) {
+  return model.hidden_size * model.attention.num_heads * model.attention.head_dim_v;
+}
 
 int64_t layer_products(const ModelShape& model) {
-  const int64_t o = model.attention.num_heads * model.attention.head_dim_v;
-  return projection_products(model) + model.hidden_size * (o + 3 * model.intermediate_size);
+  return projection_products(model) + output_products(model) +
+         3 * model.hidden_size * model.intermediate_size;
 }
 
 int64_t products_again(const ModelShape& model, Recompute recompute, bool keys_travel_again) {
@@ -39,13 +40,8 @@ std::vector<Range> even_stages(const ModelShape& model, int stages) {
   const auto work = [&](int stage) {  // with one layer more
     return (count[stage] + 1) * layer + (stage + 1 == stages ? head_products(model) : 0);
   };
-  for (int64_t placed = stages; placed < model.num_layers; ++placed) {
-    int least = 0;
-    for (int stage = 1; stage < stages; ++stage) {
-      if (work(stage) < work(least)) least = stage;
-    }
-    ++count[least];
-  }
+  for (int64_t placed = stages; placed < model.num_layers; ++placed)
+    ++count[std::ranges::min(std::views::iota(0, stages), {}, work)];
   std::vector<Range> layers;
   for (int64_t begin = 0; const int64_t layers_here : count) {
     layers.push_back({begin, begin + layers_here});

@@ -12,6 +12,9 @@ namespace distca {
 /// Multiply-adds of a token in the matrix products of one layer, and in those of the head. Core
 /// attention is left out.
 int64_t layer_products(const ModelShape& model);
+/// Multiply-adds of a layer's token in the projections of Q, K, V, and in that of O.
+int64_t projection_products(const ModelShape& model);
+int64_t output_products(const ModelShape& model);
 int64_t head_products(const ModelShape& model);
 /// Multiply-adds of a layer's products that backward computes again, under Recompute::kFull. Where
 /// ranks divide layers, they are those of gate and up, and the projections' only if homes do not

@@ -77,10 +77,8 @@ TaskPrice::TaskPrice(const AttentionShape& shape, const AttentionProfile* profil
   if (profile == nullptr) return;
   const std::string fault = profile_fault(*profile);
   DISTCA_CHECK(fault.empty(), "{}", fault);
-  const auto work = [](const AttentionShape& s) {
-    return static_cast<double>(s.num_heads * (s.head_dim_qk + s.head_dim_v));
-  };
-  build(*profile, work(shape) / work(profile->shape));
+  build(*profile, static_cast<double>(shape.pair_products()) /
+                      static_cast<double>(profile->shape.pair_products()));
 }
 
 void TaskPrice::build(const AttentionProfile& profile, double scale) {

@@ -9,16 +9,6 @@
 #include "distca/program/validate/validate.h"
 
 namespace distca {
-namespace {
-
-/// Buckets of gradients in programs that are checked together. Up to 16 workers they are all that
-/// there are. Order and waits of a bucket's operations do not depend on how many there are.
-int64_t most_buckets_together(int64_t num_workers) {
-  constexpr int64_t kMostMessages = int64_t{1} << 20;
-  return std::clamp<int64_t>(kMostMessages / (num_workers * num_workers), 2, kMostBuckets);
-}
-
-}  // namespace
 
 BatchPrograms::BatchPrograms(const Config& config, const BatchPlans& plans,
                              ProgramRequest::Kind kind, int num_workers)
@@ -55,7 +45,12 @@ Program BatchPrograms::of(int rank, int64_t most_buckets) const {
 }
 
 std::vector<std::string> BatchPrograms::violations() const {
-  const int64_t most_buckets = most_buckets_together(run_.num_workers());
+  // Up to 16 workers, that is all buckets that there are. Order and waits of a bucket's operations
+  // do not depend on how many there are.
+  constexpr int64_t kMostMessages = int64_t{1} << 20;
+  const int64_t workers = run_.num_workers();
+  const auto most_buckets =
+      std::clamp<int64_t>(kMostMessages / (workers * workers), 2, kMostBuckets);
   std::vector<Program> all;
   for (int rank = 0; rank < run_.num_ranks(); ++rank) all.push_back(of(rank, most_buckets));
   return validate(all);

@@ -67,7 +67,7 @@ PlannedAhead check_dry_run(const Config& config, int num_workers, const fs::path
   }
   constexpr size_t kMostBatches = 8;
   BatchStream batches = checked_batches(config, lengths);
-  PlannedAhead ahead{.plans = {}, .words = {}, .first = BatchStream(batches).next()};
+  PlannedAhead ahead{.first = BatchStream(batches).next()};
   ahead.plans.push_back(check_batches_fit(config, batches, num_workers, kLookAhead));
   const size_t most = std::min(kMostBatches, static_cast<size_t>(config.train.steps));
   const Stopwatch watch;

@@ -10,7 +10,6 @@
 #include "distca/forecast/batch_programs.h"
 #include "distca/forecast/checked_data.h"
 #include "distca/forecast/memory_cap.h"
-#include "distca/forecast/plan_figures.h"
 
 namespace distca {
 namespace {
@@ -29,18 +28,9 @@ struct Shown {
   std::vector<size_t> left_out;  // taken from them if there are too many: the lowest but the ends
 };
 
-/// The stage of a local rank.
+/// The stage of a local rank, -1 of a dedicated server. Neighbours have the same, or the next.
 int stage_of(const RunGrid& grid, const DryRun& run, size_t local) {
   return grid.grid.stage(grid.server_of(run.local.first + static_cast<int>(local)));
-}
-
-/// Returns the local ranks of a stage. Stage -1 is the dedicated servers.
-std::vector<size_t> ranks_of_stage(const RunGrid& grid, const DryRun& run, int stage) {
-  std::vector<size_t> ranks;
-  for (size_t local = 0; local < run.peaks.size(); ++local) {
-    if (stage_of(grid, run, local) == stage) ranks.push_back(local);
-  }
-  return ranks;
 }
 
 Shown shown_ranks(const RunGrid& grid, const DryRun& run) {
@@ -48,9 +38,12 @@ Shown shown_ranks(const RunGrid& grid, const DryRun& run) {
     return run.peaks[a].total() < run.peaks[b].total();
   };
   Shown shown;
-  for (int i = 0; i <= grid.grid.stages; ++i) {
-    const std::vector<size_t> ranks = ranks_of_stage(grid, run, i < grid.grid.stages ? i : -1);
-    if (!ranks.empty()) shown.ranks.push_back(*std::ranges::max_element(ranks, is_lower));
+  for (size_t local = 0; local < run.peaks.size(); ++local) {
+    if (local == 0 || stage_of(grid, run, local) != stage_of(grid, run, local - 1)) {
+      shown.ranks.push_back(local);
+    } else if (is_lower(shown.ranks.back(), local)) {
+      shown.ranks.back() = local;
+    }
   }
   while (shown.ranks.size() > kMostColumns) {
     const int servers = stage_of(grid, run, shown.ranks.back()) < 0 ? 1 : 0;
@@ -94,21 +87,18 @@ std::string memory_table(const RunGrid& grid, const DryRun& run) {
   for (const size_t local : shown.ranks)
     header.push_back(column_name(grid, run.local.first + static_cast<int>(local)));
   Table table(header);
-  const auto add_row = [&](const char* name, const auto& bytes) {
+  const auto add_row = [&](const char* name, const auto& cell) {
     std::vector<std::string> row = {name};
-    for (const size_t local : shown.ranks) row.push_back(mebibytes(bytes(run.peaks[local])));
+    for (const size_t local : shown.ranks) row.push_back(cell(local));
     table.add_row(row);
   };
   for (int i = 0; i < kNumMemoryParts; ++i) {
     const auto part = static_cast<MemoryPart>(i);
-    add_row(memory_part_name(part), [&](const PeakMemory& peak) { return peak.of(part); });
+    add_row(memory_part_name(part), [&](size_t at) { return mebibytes(run.peaks[at].of(part)); });
   }
-  add_row("peak", [](const PeakMemory& peak) { return peak.total(); });
-  if (grid.is_pipeline()) {
-    std::vector<std::string> row = {"nano-batches in flight"};
-    for (const size_t local : shown.ranks) row.push_back(std::to_string(run.in_flight.at(local)));
-    table.add_row(row);
-  }
+  add_row("peak", [&](size_t at) { return mebibytes(run.peaks[at].total()); });
+  if (grid.is_pipeline())
+    add_row("nano-batches in flight", [&](size_t at) { return std::to_string(run.in_flight[at]); });
   return table.to_string() + below_the_table(grid, run, shown);
 }
 
@@ -190,8 +180,7 @@ DryRun dry_run(const Config& config, int num_workers, LocalRanks local,
       run.tensor_bytes += all - between;
     }
   }
-  std::vector<RankSample> work;
-  add_plan_figures(config, ahead.first, ahead.plans.front(), num_workers, &run.first, &work);
+  add_plan_figures(config, ahead.first, ahead.plans.front(), num_workers, &run.first);
   for (const PeakOfRank& rank : ranks) run.peaks.push_back(rank.peak());
   run.needed = least_together(run.peaks);
   return run;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <mutex>
 #include <utility>
 
@@ -26,25 +25,13 @@ int threads_of_each() {
   return std::max(std::min(here, 2), here / static_cast<int>(kTriedTogether));
 }
 
-double machine_bytes(const Machine& machine) {
-  return machine.of(MachineNumber::kMemoryGib) * 0x1p30;
-}
-
 PlayedSetting played_setting(const BestRequest& request, const Config& config,
                              const Setting& setting, const SimulatedStep& step) {
-  PlayedSetting played{.setting = setting,
-                       .seconds = step.seconds,
-                       .tokens_per_s = step.tokens_per_s,
-                       .share_of_peak = step.share_of_peak,
-                       .mean = {},
-                       .recomputed_s = recomputed_s(config, request.gpus, request.machine,
-                                                    batch_work(config, request.batch)),
-                       .peak = step.fullest().peak,
-                       .plan_hash = step.figures.hash};
+  PlayedSetting played{step, setting};
+  played.recomputed_s =
+      recomputed_s(config, request.gpus, request.machine, batch_work(config, request.batch));
   for (const SimulatedStage& stage : step.stages) {  // each has as many ranks
-    for (const auto part :
-         {&StepParts::attention, &StepParts::linear, &StepParts::copied, &StepParts::issued,
-          &StepParts::late, &StepParts::exposed, &StepParts::idle})
+    for (const auto& [_, part] : kStepParts)
       played.mean.*part += stage.mean.*part / static_cast<double>(step.stages.size());
   }
   return played;
@@ -97,16 +84,7 @@ class BestSearch {
   }
 
   Found run() {
-    size_t begin = 0;
-    while (begin < candidates_.size()) {
-      size_t end = begin;
-      while (end < candidates_.size() && end < begin + kTriedTogether &&
-             candidates_[end].least_s <= longest_wanted())
-        ++end;
-      if (begin == end) break;
-      try_together(begin, end);
-      begin = end;
-    }
+    try_from(0);
     if (found_.contestant.is_ours()) {
       try_variants(with_tolerances);
       try_variants(with_spread);
@@ -127,6 +105,17 @@ class BestSearch {
     return found_.best.size() < wanted_ ? kAnyLength : found_.best.back().seconds;
   }
 
+  /// Tries candidates from this one on, up to the first whose bound is above what is looked for.
+  void try_from(size_t begin) {
+    for (size_t end = begin; begin < candidates_.size(); begin = end) {
+      while (end < candidates_.size() && end < begin + kTriedTogether &&
+             candidates_[end].least_s <= longest_wanted())
+        ++end;
+      if (begin == end) return;
+      try_together(begin, end);
+    }
+  }
+
   void try_together(size_t begin, size_t end) {
     std::vector<Tried> tried(end - begin);
     const double most_s = longest_wanted();
@@ -139,16 +128,13 @@ class BestSearch {
 
   /// The best settings once more, planned otherwise.
   void try_variants(std::vector<Setting> (*variants_of)(const Config&, const Setting&)) {
-    size_t begin = candidates_.size();
+    const size_t begin = candidates_.size();
     for (const PlayedSetting& played : found_.best) {
       for (const Setting& variant : variants_of(request_.config, played.setting))
         candidates_.push_back({.setting = variant});
     }
     found_.settings = std::ssize(candidates_);
-    for (size_t end = begin; begin < candidates_.size(); begin = end) {
-      end = std::min(begin + kTriedTogether, candidates_.size());
-      try_together(begin, end);
-    }
+    try_from(begin);
   }
 
   void report(size_t left) {
@@ -230,11 +216,10 @@ class BestSearch {
 
 std::string nearest_text(const TooLarge& nearest) {
   const MemoryParts& bytes = nearest.bytes;
-  const auto most = std::ranges::max_element(bytes.bytes) - bytes.bytes.begin();
+  const MemoryPart most = bytes.largest();
   return fmt::format("{} with {} nano-batches needs {:.1f} GiB, of which {} are {:.1f}",
                      division_text(nearest.setting), nearest.setting.nano_batches,
-                     bytes.total() / 0x1p30, memory_part_name(static_cast<MemoryPart>(most)),
-                     bytes.bytes[static_cast<size_t>(most)] / 0x1p30);
+                     bytes.total() / 0x1p30, memory_part_name(most), bytes.of(most) / 0x1p30);
 }
 
 }  // namespace
@@ -264,7 +249,7 @@ Tried try_setting(const BestRequest& request, const Setting& setting, double mos
     const Config config = config_of(request.config, relieved);
     const MemoryParts least = least_peak(config, request.gpus);
     if (tried.refused.empty()) tried.too_large = TooLarge{relieved, least};
-    if (least.total() > machine_bytes(request.machine)) continue;
+    if (least.total() > request.machine.of(MachineNumber::kMemoryGib) * 0x1p30) continue;
     if (least_step_s(config, request.gpus, request.machine, work) > most_s) return {};
     try {
       const SimulatedStep step = simulate_step(config, joined(request.batch, relieved.nano_batches),
@@ -276,13 +261,10 @@ Tried try_setting(const BestRequest& request, const Setting& setting, double mos
                                                 .is_first_step = request.is_first_step,
                                                 .threads = threads_of_each()});
       if (step.is_ruled_out) return {};
-      if (step.seconds > 0)
-        return {.played = played_setting(request, config, relieved, step),
-                .too_large = {},
-                .refused = {}};
+      if (step.seconds > 0) return {.played = played_setting(request, config, relieved, step)};
       if (tried.refused.empty()) tried.too_large = TooLarge{relieved, step.fullest().peak};
     } catch (const Error& error) {
-      tried = {.played = {}, .too_large = {}, .refused = error.what()};
+      tried = {.refused = error.what()};
       if (error.kind() != ErrorKind::kPlan) return tried;  // else a cap, which less memory may meet
     }
   }

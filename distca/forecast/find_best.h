@@ -43,16 +43,11 @@ struct BestRequest {
   std::vector<Contestant> contestants = distca::contestants();  // ours first
 };
 
-/// A setting that was predicted.
-struct PlayedSetting {
+/// A setting and its predicted step.
+struct PlayedSetting : SimulatedStep {
   Setting setting;
-  double seconds = 0;
-  double tokens_per_s = 0;
-  double share_of_peak = 0;
   StepParts mean;           // over all ranks
   double recomputed_s = 0;  // a part of mean.linear
-  PeakMemory peak;          // that of the rank which holds most
-  uint64_t plan_hash = 0;
 };
 
 /// A setting that does not fit: what it holds at its least, on some rank.

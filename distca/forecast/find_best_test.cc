@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -149,14 +148,15 @@ TEST(FindBest, no_step_is_shorter_than_its_bound_and_no_peak_lower) {
 TEST(FindBest, a_small_memory_excludes_settings_and_takes_more_recomputation) {
   BestRequest request = small_request();
   const std::vector<Found> roomy = find_best(request);
-  double least = roomy[0].best[0].peak.total();
-  for (const PlayedSetting& played : roomy[0].best) least = std::min(least, played.peak.total());
+  double least = roomy[0].best[0].fullest().peak.total();
+  for (const PlayedSetting& played : roomy[0].best)
+    least = std::min(least, played.fullest().peak.total());
   request.machine.at(MachineNumber::kMemoryGib).value = 0.9 * least / 0x1p30;
   const std::vector<Found> tight = find_best(request);
   EXPECT_GT(tight[0].too_large, 0);
   ASSERT_FALSE(tight[0].best.empty());
   for (const PlayedSetting& played : tight[0].best) {
-    EXPECT_LE(played.peak.total(), 0.9 * least);
+    EXPECT_LE(played.fullest().peak.total(), 0.9 * least);
     EXPECT_GE(played.seconds, roomy[0].best[0].seconds);
   }
   request.machine.at(MachineNumber::kMemoryGib).value = 0.001;
@@ -186,9 +186,9 @@ TEST(FindBest, a_setting_beyond_a_cap_is_tried_with_more_recomputation) {
                                      request.machine, {.sensitivities = false})
                            .fullest()
                            .peak.total();
-  ASSERT_LT(least, free.played->peak.total());
+  ASSERT_LT(least, free.played->fullest().peak.total());
   // Less than the activations of whole layers, which full recomputation does not keep.
-  request.config.plan.max_memory_gib = .9 * (free.played->peak.total() - least) / 0x1p30;
+  request.config.plan.max_memory_gib = .9 * (free.played->fullest().peak.total() - least) / 0x1p30;
   const Tried capped = try_setting(request, setting);
   ASSERT_TRUE(capped.played) << capped.refused;
   EXPECT_NE(capped.played->setting.recompute, setting.recompute);
@@ -202,7 +202,7 @@ TEST(FindBest, the_result_is_the_same_each_time) {
     EXPECT_EQ(once[i].played, again[i].played);
     for (size_t k = 0; k < once[i].best.size(); ++k) {
       EXPECT_EQ(once[i].best[k].setting, again[i].best[k].setting);
-      EXPECT_EQ(once[i].best[k].plan_hash, again[i].best[k].plan_hash);
+      EXPECT_EQ(once[i].best[k].figures.hash, again[i].best[k].figures.hash);
       EXPECT_EQ(once[i].best[k].seconds, again[i].best[k].seconds);
     }
   }

@@ -4,17 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <string>
-#include <vector>
 
 #include "distca/base/cgroup.h"
 #include "distca/base/error.h"
-#include "distca/config/run_grid.h"
 #include "distca/forecast/memory_cap.h"
 #include "distca/forecast/memory_peak.h"
 #include "distca/model/weight_table.h"
-#include "distca/program/overlap.h"
 
 namespace distca {
 namespace {
@@ -25,18 +23,10 @@ constexpr std::array<const char*, kNumMemoryParts> kNames = {
     "weights",          "gradients",   "AdamW's state", "copies of weights", "checkpoint copy",
     "exchange buffers", "activations", "logits",        "phase under way"};
 
-/// [index in tensor parallelism] How many local ranks hold the weights of a stage.
-std::vector<int> local_holders(const RunGrid& run, int stage, LocalRanks local) {
-  std::vector<int> counts(run.tensor);
-  const int begin = std::max(local.first, run.rank_of(run.grid.rank(stage, 0), 0));
-  const int end = std::min(local.first + local.count, run.rank_of(run.grid.rank(stage + 1, 0), 0));
-  for (int rank = begin; rank < end; ++rank) ++counts[run.tensor_index(rank)];
-  return counts;
-}
-
-/// Returns standing_memory() of a rank with this stage, in each of so many replicas.
-MemoryParts standing_on_rank(const Config& config, const Stage& stage, int replicas) {
+/// Returns standing_memory() of a rank with this stage.
+MemoryParts standing_on_rank(const Config& config, const RunGrid& run, const Stage& stage) {
   const LlamaConfig& model = config.model;
+  const int replicas = run.grid.replicas;
   const double main_param = main_param_bytes(model);
   const auto type = static_cast<double>(element_bytes(model.dtype));
   const bool is_sharded = config.parallel.use_distributed_optimizer;
@@ -56,7 +46,7 @@ MemoryParts standing_on_rank(const Config& config, const Stage& stage, int repli
     matrices += numel;
     // An embedding that is no head here is not copied: only rows of it are read.
     const bool only_rows =
-        weight.phase == WeightPhase::kEmbed && !(model.tie_word_embeddings && stage.is_last());
+        weight.phase == OpKind::kEmbed && !(model.tie_word_embeddings && stage.is_last());
     copied += only_rows ? 0 : numel;
   }
   const double main_params = elements * main_param;
@@ -74,31 +64,35 @@ MemoryParts standing_on_rank(const Config& config, const Stage& stage, int repli
 }
 
 /// The least that a step adds on one of a stage's replicas: when the backward of a nano-batch
-/// begins, all its activations are there. Layouts give workers even shares; one that does not gives
-/// the local ones that on average.
+/// begins, all its activations of one virtual stage are there. Layouts give workers even shares;
+/// one that does not gives the local ones that on average.
 double activations_on_rank(const Config& config, const RunGrid& run, const Stage& stage) {
   ModelShape shape = config.rank_shape();
-  shape.num_layers = stage.num_layers();
+  shape.num_layers = stage.num_layers() / stage.virtual_stages;
   const bool redispatches =
       run.is_pipeline() || config.exchange.keys == Config::Exchange::Keys::kRedispatch;
   return static_cast<double>(config.batch.nano_batch_tokens) / run.grid.replicas *
          static_cast<double>(llama_memory(shape, config.train.recompute, redispatches).token_bytes);
 }
 
+MemoryParts needed_on_rank(const Config& config, const RunGrid& run, const Stage& stage) {
+  MemoryParts parts = standing_on_rank(config, run, stage);
+  if (config.train.steps > 0) parts.at(kActivations) = activations_on_rank(config, run, stage);
+  return parts;
+}
+
 /// Adds up what `on_rank` gives for each local rank that holds weights.
-template <typename OnRank>
-MemoryParts sum_over_stages(const Config& config, int num_workers, LocalRanks local,
-                            const OnRank& on_rank) {
+MemoryParts sum_over_ranks(const Config& config, int num_workers, LocalRanks local,
+                           decltype(standing_on_rank)& on_rank) {
   const RunGrid run = run_grid(config, num_workers);
+  std::map<int, int> counts;  // [first rank with the same weights] local ranks
+  const int end = std::min(local.first + local.count, run.num_workers());
+  for (int rank = local.first; rank < end; ++rank) ++counts[run.first_replica(rank)];
   MemoryParts parts;
-  for (int stage = 0; stage < run.grid.stages; ++stage) {
-    const std::vector<int> counts = local_holders(run, stage, local);
-    for (int index = 0; index < run.tensor; ++index) {
-      if (counts[index] == 0) continue;
-      MemoryParts all = on_rank(run, run.stage_of(run.rank_of(run.grid.rank(stage, 0), index)));
-      for (double& bytes : all.bytes) bytes *= counts[index];
-      parts += all;
-    }
+  for (const auto& [rank, count] : counts) {
+    MemoryParts all = on_rank(config, run, run.stage_of(rank));
+    for (double& bytes : all.bytes) bytes *= count;
+    parts += all;
   }
   return parts;
 }
@@ -117,6 +111,10 @@ const char* memory_part_name(MemoryPart part) { return kNames.at(static_cast<siz
 
 double MemoryParts::total() const { return std::accumulate(bytes.begin(), bytes.end(), 0.0); }
 
+MemoryPart MemoryParts::largest() const {
+  return static_cast<MemoryPart>(std::ranges::max_element(bytes) - bytes.begin());
+}
+
 MemoryParts& MemoryParts::operator+=(const MemoryParts& other) {
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += other.bytes[i];
   return *this;
@@ -127,17 +125,11 @@ double main_param_bytes(const LlamaConfig& model) {
 }
 
 MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local) {
-  return sum_over_stages(config, num_workers, local, [&](const RunGrid& run, const Stage& stage) {
-    return standing_on_rank(config, stage, run.grid.replicas);
-  });
+  return sum_over_ranks(config, num_workers, local, standing_on_rank);
 }
 
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local) {
-  return sum_over_stages(config, num_workers, local, [&](const RunGrid& run, const Stage& stage) {
-    MemoryParts parts = standing_on_rank(config, stage, run.grid.replicas);
-    if (config.train.steps > 0) parts.at(kActivations) = activations_on_rank(config, run, stage);
-    return parts;
-  });
+  return sum_over_ranks(config, num_workers, local, needed_on_rank);
 }
 
 MemoryLimit memory_limit() {

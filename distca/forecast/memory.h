@@ -44,6 +44,8 @@ struct MemoryParts {
   double of(MemoryPart part) const { return bytes[static_cast<size_t>(part)]; }
   double& at(MemoryPart part) { return bytes[static_cast<size_t>(part)]; }
   double total() const;
+  /// The first of the parts with most bytes.
+  MemoryPart largest() const;
   MemoryParts& operator+=(const MemoryParts& other);
 };
 
@@ -59,9 +61,9 @@ double main_param_bytes(const LlamaConfig& model);
 MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local);
 
 /// The memory that a run cannot do without, whatever is planned: what stands, and each local
-/// worker's share of the activations of one nano-batch, at llama_memory's price. It is never above
-/// the peaks that forecast/memory_peak.h predicts for the same ranks (a test compares many
-/// configurations).
+/// worker's share of the activations of one nano-batch and virtual stage, at llama_memory's price.
+/// It is never above the peaks that forecast/memory_peak.h predicts for the same ranks (a test
+/// compares many configurations).
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local);
 
 /// How much memory there is.

@@ -28,9 +28,8 @@ int64_t device_cap(const Config& config, const BatchPlans& plans, int num_worker
   int64_t cap = std::numeric_limits<int64_t>::max();
   for (int rank = local.first; rank < local.first + local.count; ++rank) {
     const DeviceFacts& device = device_of(config, rank, local, devices);
-    PeakOfRank peak_of_rank(config, rank, num_workers, device.multiprocessors);
-    peak_of_rank.add(programs.of(rank));
-    const PeakMemory peak = peak_of_rank.peak();
+    PeakOfRank of_rank(config, rank, num_workers, device.multiprocessors);
+    const PeakMemory peak = of_rank.add(programs.of(rank)).peak();
     const double others =
         standing_memory(config, num_workers, {.first = rank, .count = 1}).total() +
         peak.of(MemoryPart::kBuffers) + peak.most_passing;

@@ -21,7 +21,9 @@ std::vector<MemoryPoint> memory_over_time(const Config& config, const Program& p
     now_ps = std::max(now_ps, at_ps);
     if (points.empty() || points.back().bytes != bytes) points.push_back({now_ps, bytes});
   };
-  for (const HeldInOp& held : held_in_ops(config, program, standing)) {
+  std::vector<HeldInOp> of_ops;
+  peak_of_step(config, program, standing, kernels::FlashDevice().multiprocessors, &of_ops);
+  for (const HeldInOp& held : of_ops) {
     if (held.op == nullptr) {
       reach(0, held.most);
       continue;

@@ -12,18 +12,19 @@ using enum MemoryPart;
 PeakOfRank::PeakOfRank(const Config& config, int rank, int num_workers, int64_t multiprocessors)
     : config_(config), rank_(rank), num_workers_(num_workers), multiprocessors_(multiprocessors) {}
 
-void PeakOfRank::add(const Program& program) {
+PeakOfRank& PeakOfRank::add(const Program& program) {
   const MemoryParts standing = standing_memory(config_, num_workers_, {.first = rank_, .count = 1});
   const PeakMemory peak = peak_of_step(config_, program, standing, multiprocessors_);
   const double passing = std::max(highest_.most_passing, peak.most_passing);
   if (highest_.where.empty() || peak.total() > highest_.total()) highest_ = peak;
   highest_.most_passing = passing;
-  if (config_.train.steps == 0) return;
+  if (config_.train.steps == 0) return *this;
   std::map<BufferRole, int64_t> used;
   for (const Buffer& buffer : program.buffers) {
     int64_t& bytes = buffers_[{buffer.role, used[buffer.role]++}];
     bytes = std::max(bytes, buffer.bytes);
   }
+  return *this;
 }
 
 PeakMemory PeakOfRank::peak() const {
@@ -38,8 +39,7 @@ std::vector<PeakMemory> peaks_of_batch(const Config& config, const BatchPlans& p
   std::vector<PeakMemory> peaks;
   for (int rank = local.first; rank < local.first + local.count; ++rank) {
     PeakOfRank of_rank(config, rank, num_workers, multiprocessors);
-    of_rank.add(programs.of(rank));
-    peaks.push_back(of_rank.peak());
+    peaks.push_back(of_rank.add(programs.of(rank)).peak());
   }
   return peaks;
 }

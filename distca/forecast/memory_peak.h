@@ -3,8 +3,7 @@
 // what MemoryMeter (runtime/memory_meter.h) measures and metrics.jsonl shows as peak_bytes.
 //
 //     PeakOfRank peak_of_rank(config, rank, num_workers);
-//     peak_of_rank.add(programs.of(rank));  // of some batches
-//     const PeakMemory peak = peak_of_rank.peak();
+//     const PeakMemory peak = peak_of_rank.add(programs.of(rank)).peak();  // or of some batches
 //     fmt::print("{:.0f} bytes, in {}\n", peak.total(), peak.where);
 //
 // The program of a step is played on paper (forecast/memory_walk.h), on top of what stands in
@@ -40,8 +39,8 @@ class PeakOfRank {
   /// Borrows the configuration. `multiprocessors`: as peak_of_step() takes them.
   PeakOfRank(const Config& config, int rank, int num_workers,
              int64_t multiprocessors = kernels::FlashDevice().multiprocessors);
-  /// A step with this program, which is the rank's.
-  void add(const Program& program);
+  /// A step with this program, which is the rank's. Returns this object.
+  PeakOfRank& add(const Program& program);
   PeakMemory peak() const;
 
  private:

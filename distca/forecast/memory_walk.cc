@@ -1,6 +1,7 @@
 #include "distca/forecast/memory_walk.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "distca/base/error.h"
 #include "distca/forecast/program_walk.h"
@@ -183,12 +184,9 @@ class WholeWalk final : public ProgramWalk {
     ledger_.take(kPhase, rows * row_.hidden);  // the gradient by the norm's output, then by x
     ledger_.pass(kPhase, norm_weight_gradients(rows));
     ledger_.give(kPhase, rotated + rows * row_.hidden);
-    if (again) {
-      ledger_.give(kPhase, rows * (row_.normed + row_.wide));
-    } else {
-      ledger_.give(kActivations,
-                   nano.tokens * (row_.normed + row_.wide + (keeps ? row_.hidden : 0)));
-    }
+    const double of_norms = row_.normed + row_.wide;
+    ledger_.give(again ? kPhase : kActivations,
+                 again ? rows * of_norms : nano.tokens * (of_norms + (keeps ? row_.hidden : 0)));
     ledger_.give(kActivations, nano.tokens * row_.hidden);  // x
     ledger_.give(kPhase, nano.tokens * row_.qkv());
   }
@@ -202,11 +200,8 @@ class WholeWalk final : public ProgramWalk {
     ledger_.pass(kPhase, norm_weight_gradients(rows));
     if (!has_chunks(nano) || !full()) ledger_.take(kActivations, tokens * row_.hidden);
     ledger_.give(kPhase, rows * row_.hidden);
-    if (again) {
-      ledger_.give(kPhase, rows * (row_.normed + row_.wide));
-    } else {
-      ledger_.give(kActivations, tokens * (row_.normed + row_.wide));
-    }
+    ledger_.give(again ? kPhase : kActivations,
+                 (again ? rows : tokens) * (row_.normed + row_.wide));
     ledger_.give(kActivations, tokens * row_.hidden);  // x
     ledger_.give(kPhase, tokens * row_.qkv());
     ledger_.take(kActivations, tokens * row_.k);  // the gradient by V
@@ -215,32 +210,15 @@ class WholeWalk final : public ProgramWalk {
 
 }  // namespace
 
-namespace {
-
-PeakMemory walked(const Config& config, const Program& program, const MemoryParts& standing,
-                  int64_t multiprocessors, std::vector<HeldInOp>* held) {
-  const auto peak_of = [&](ProgramWalk&& walk) {
-    walk.note(held);
-    walk.stand(standing);
-    if (config.train.steps > 0) walk.play_phases();
-    return walk.peak();
-  };
-  if (program.stage.tensor.size > 1) return peak_of(TensorWalk(config, program, multiprocessors));
-  return peak_of(WholeWalk(config, program, multiprocessors));
-}
-
-}  // namespace
-
 PeakMemory peak_of_step(const Config& config, const Program& program, const MemoryParts& standing,
-                        int64_t multiprocessors) {
-  return walked(config, program, standing, multiprocessors, nullptr);
-}
-
-std::vector<HeldInOp> held_in_ops(const Config& config, const Program& program,
-                                  const MemoryParts& standing, int64_t multiprocessors) {
-  std::vector<HeldInOp> held;
-  walked(config, program, standing, multiprocessors, &held);
-  return held;
+                        int64_t multiprocessors, std::vector<HeldInOp>* held) {
+  const std::unique_ptr<ProgramWalk> walk =
+      program.stage.tensor.size > 1 ? tensor_walk(config, program, multiprocessors)
+                                    : std::make_unique<WholeWalk>(config, program, multiprocessors);
+  walk->note(held);
+  walk->stand(standing);
+  if (config.train.steps > 0) walk->play_phases();
+  return walk->peak();
 }
 
 }  // namespace distca

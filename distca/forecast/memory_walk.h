@@ -4,24 +4,17 @@
 // train/stage_p2p.h, model/ and runtime/ take and give back in it, in the order in which the
 // executor plays them. Any thread may call the function.
 //
-//     const PeakMemory peak = peak_of_step(config, program, standing_memory(config, workers,
-//     local));
+//     const MemoryParts standing = standing_memory(config, workers, local);
+//     const PeakMemory peak = peak_of_step(config, program, standing, multiprocessors);
 
 #include <vector>
 
 #include "distca/config/config.h"
 #include "distca/forecast/memory.h"
 #include "distca/forecast/memory_peak.h"
-#include "distca/kernels/varlen_memory.h"
 #include "distca/program/program.h"
 
 namespace distca {
-
-/// The moment of the step in which the tensors take most, on top of what stands in memory. Exchange
-/// buffers, which stand during every operation, are not counted. A run of no steps plays nothing.
-/// `multiprocessors`: of a CUDA device; nothing else reads it.
-PeakMemory peak_of_step(const Config& config, const Program& program, const MemoryParts& standing,
-                        int64_t multiprocessors = kernels::FlashDevice().multiprocessors);
 
 /// The bytes of all tensors while an operation is played.
 struct HeldInOp {
@@ -30,10 +23,12 @@ struct HeldInOp {
   double most = 0;
   double after = 0;  // until the next operation
 };
-/// Lists each operation that takes or gives back bytes, in the order of the executor, on top of
-/// what stands: the largest `most` is peak_of_step()'s. `standing` may have buffers, too.
-std::vector<HeldInOp> held_in_ops(const Config& config, const Program& program,
-                                  const MemoryParts& standing,
-                                  int64_t multiprocessors = kernels::FlashDevice().multiprocessors);
+
+/// The moment of the step in which the tensors take most, on top of what stands in memory: exchange
+/// buffers, which stand during every operation, count as far as `standing` has them. A run of no
+/// steps plays nothing. `multiprocessors`: of a CUDA device; nothing else reads it. `held`, unless
+/// it is null, gets each operation that takes or gives back bytes, in the order of the executor.
+PeakMemory peak_of_step(const Config& config, const Program& program, const MemoryParts& standing,
+                        int64_t multiprocessors, std::vector<HeldInOp>* held = nullptr);
 
 }  // namespace distca

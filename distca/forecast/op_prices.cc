@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <optional>
 #include <string_view>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "distca/base/error.h"
 #include "distca/base/parallel.h"
@@ -111,10 +109,9 @@ constexpr const char* kLeaving = ", leaving weights";
 
 bool is_name_of_phase(const std::string& name) {
   for (int kind = 0; kind < kNumOpKinds; ++kind) {
-    Op op{.kind = static_cast<OpKind>(kind)};
     for (const bool leaves : {false, true}) {
-      op.leaves_weights = leaves;
-      if (name == phase_name(op)) return true;
+      if (name == phase_name({.kind = static_cast<OpKind>(kind), .leaves_weights = leaves}))
+        return true;
     }
   }
   return false;
@@ -235,10 +232,7 @@ MachinePrices::MachinePrices(const Config& config, const Machine& machine,
                              std::span<const Program> programs, int threads)
     : machine_(&machine), programs_(programs) {
   check_measured(config, machine);
-  const std::vector<int> ranks = ranks_of(programs);
-  if (!ranks.empty()) program_of_.assign(static_cast<size_t>(ranks.back()) + 1, -1);
-  for (size_t i = 0; i < ranks.size(); ++i)
-    program_of_[static_cast<size_t>(ranks[i])] = static_cast<int32_t>(i);
+  if (const std::vector<int> ranks = ranks_of(programs); ranks.size() > 1) step_ = ranks[1];
   std::vector<std::vector<Work>> works(programs.size());
   for_each_in_parallel(programs.size(), threads,
                        [&](size_t i) { works[i] = works_of(config, machine, programs[i]); });
@@ -247,7 +241,7 @@ MachinePrices::MachinePrices(const Config& config, const Machine& machine,
 }
 
 void MachinePrices::slow_down(int rank, double speed) {
-  double& slowest = speeds_[static_cast<size_t>(program_of_[static_cast<size_t>(rank)])];
+  double& slowest = speeds_[program_of(rank)];
   slowest = std::min(slowest, speed);
 }
 
@@ -286,13 +280,13 @@ std::vector<MachinePrices::Work> MachinePrices::works_of(const Config& config,
 
 /// The operation is one of the rank's program, so it need not be looked at.
 const MachinePrices::Work& MachinePrices::work_of(int rank, const Op& op) const {
-  const auto program = static_cast<size_t>(program_of_[static_cast<size_t>(rank)]);
+  const size_t program = program_of(rank);
   return (*works_)[program][static_cast<size_t>(&op - programs_[program].ops.data())];
 }
 
 int64_t MachinePrices::compute_ps(int rank, const Op& op) const {
   const Work& work = work_of(rank, op);
-  const double speed = speeds_[static_cast<size_t>(program_of_[static_cast<size_t>(rank)])];
+  const double speed = speeds_[program_of(rank)];
   switch (work.by) {
     case By::kAttention:
       if (work.amount == 0) return 0;

@@ -69,10 +69,11 @@ class MachinePrices : public OpPrices {
                                     const Program& program);
   const Work& work_of(int rank, const Op& op) const;
   double of(MachineNumber number) const { return machine_->of(number); }
+  size_t program_of(int rank) const { return static_cast<size_t>(rank / step_); }
 
   const Machine* machine_;
   std::span<const Program> programs_;
-  std::vector<int32_t> program_of_;                              // [rank]
+  int step_ = 1;                                                 // from one played rank to the next
   std::vector<double> speeds_;                                   // [program]
   std::shared_ptr<const std::vector<std::vector<Work>>> works_;  // [program][operation]
 };

@@ -21,13 +21,7 @@ constexpr const char* kOriginal = "greedy-original";
 constexpr const char* kAllGather = "all-gather";
 constexpr const char* kOurs = "balanced";
 constexpr double kFreeGbPerS = 1e6;  // the most that a machine may have
-
-/// A step as it is chosen among, before it is known how long it takes.
-struct PaperChoice {
-  Setting setting;
-  int group = 0;  // nodes of WLB-ideal that divide a document; 0 for the others
-  double most_over_mean = 0;
-};
+constexpr std::array kAlone = {1};   // no pipeline
 
 /// The machine with the paper's ways to send. Collectives of tensor parallelism are a part of
 /// linear work: 4 in each layer and pass, by their bytes; this program's own messages inside a node
@@ -95,8 +89,7 @@ std::vector<PaperChoice> choices_of(const PaperRow& row, const std::string& sche
   const bool has_orders = scheduler == kOurs;
   std::vector<int64_t> nano_batches = {finest(row)};
   if (row.table == PaperTable::kFourDimensions) {
-    nano_batches.push_back(finest(row) / 2);
-    nano_batches.push_back(finest(row) / 4);
+    nano_batches.insert(nano_batches.end(), {finest(row) / 2, finest(row) / 4});
   } else if (is_wlb) {
     nano_batches.push_back(1);
   }
@@ -133,7 +126,6 @@ std::vector<PaperChoice> choices_of(const PaperRow& row, const std::string& sche
 Layout wlb_buckets(const NanoBatch& all, int64_t buckets, int64_t most) {
   PlanRequest request{.nano_batch = all,
                       .cluster = Cluster::in_place(static_cast<int>(buckets)),
-                      .shape = {},
                       .options = {.scheduler = "wlb"}};
   request.cluster.max_tokens_per_worker = most;
   return make_layout(request);
@@ -171,7 +163,7 @@ Batch packed_step(const Batch& step, const PaperChoice& choice) {
       if (bucket != first) lengths.push_back(0);  // the next group begins
       lengths.insert(lengths.end(), bucket->second.begin(), bucket->second.end());
     }
-    batch.push_back({.nano_batch = NanoBatch::from_lengths(lengths), .sources = {}});
+    batch.push_back({.nano_batch = NanoBatch::from_lengths(lengths)});
   }
   return batch;
 }
@@ -182,7 +174,7 @@ class RowContest {
   RowContest(const PaperRow& row, const PaperStudy& study)
       : row_(row), study_(study), machine_(paper_machine(study.machine, paper_config(row))) {
     const int64_t nano_batches = finest(row);
-    const std::vector<Workload> sampled = sample_workloads(
+    const std::vector<NanoBatch> sampled = sample_workloads(
         study.lengths.at(row.data), {.kind = row.data,
                                      .count = study.batches * static_cast<int>(nano_batches),
                                      .ranks = 1,
@@ -190,7 +182,7 @@ class RowContest {
                                      .max_document_tokens = row.max_document_tokens});
     for (size_t i = 0; i < sampled.size(); ++i) {
       if (i % static_cast<size_t>(nano_batches) == 0) steps_.emplace_back();
-      steps_.back().push_back({.nano_batch = sampled[i].nano_batch, .sources = {}});
+      steps_.back().push_back({.nano_batch = sampled[i]});
     }
   }
 
@@ -252,8 +244,7 @@ class RowContest {
   const std::vector<std::string>& refusals() const { return refusals_; }
 
   PaperBest played(const PaperChoice& choice, const Machine& machine) const {
-    PaperBest best{
-        .setting = choice.setting, .group = choice.group, .most_over_mean = choice.most_over_mean};
+    PaperBest best{choice};
     const Config config = config_with(choice, machine);
     for (const Batch& step : steps_) {
       const SimulatedStep simulated =
@@ -296,9 +287,7 @@ class RowContest {
 
   /// By how much the first batch's step is shorter with each better number of the machine.
   std::vector<Sensitivity> shorter_by(const PaperBest& best) const {
-    const PaperChoice choice{
-        .setting = best.setting, .group = best.group, .most_over_mean = best.most_over_mean};
-    return simulate_step(config_with(choice, machine_), batch_of(steps_[0], choice), row_.gpus,
+    return simulate_step(config_with(best, machine_), batch_of(steps_[0], best), row_.gpus,
                          machine_, {.plain_packing = false})
         .sensitivities;
   }
@@ -364,7 +353,6 @@ double PaperResult::speedup_of_stages(int stages) const {
 }
 
 PaperResult play_row(const PaperRow& row, const PaperStudy& study) {
-  constexpr std::array kAlone = {1};
   const std::span<const int> stages = paper_stages(row.table);
   RowContest contest(row, study);
   PaperResult result{.row = row,
@@ -392,8 +380,7 @@ double all_gather_share(int nodes, const Machine& machine) {
   const auto seconds = [&](const char* scheduler) {
     setting.scheduler = scheduler;
     const Config config = config_of(config_for(row, machine, scheduler), setting);
-    return simulate_step(config, {{.nano_batch = all, .sources = {}}}, row.gpus,
-                         paper_machine(machine, config),
+    return simulate_step(config, {{.nano_batch = all}}, row.gpus, paper_machine(machine, config),
                          {.sensitivities = false, .plain_packing = false})
         .seconds;
   };
@@ -403,18 +390,16 @@ double all_gather_share(int nodes, const Machine& machine) {
 
 OneStreamCost one_stream_cost(const PaperRow& row, const PaperStudy& study) {
   RowContest contest(row, study);
-  constexpr std::array kAlone = {1};
   const std::optional<PaperBest> hidden = contest.best(kOriginal, kAlone);
   DISTCA_THROW_IF(!hidden, ErrorKind::kConfig, "{} does not fit the memory of {}", row.name(),
                   study.machine.name);
-  PaperChoice one_stream{.setting = hidden->setting};
+  PaperChoice one_stream = *hidden;
   one_stream.setting.overlap = Overlap::kNone;
   Machine free = contest.machine();
   free.at(MachineNumber::kBetweenGbPerS).value = kFreeGbPerS;
   const PaperBest exposed = contest.played(one_stream, contest.machine());
   OneStreamCost cost{.longer = exposed.seconds / hidden->seconds - 1,
-                     .bytes_cost = 1 - contest.played({.setting = hidden->setting}, free).seconds /
-                                           hidden->seconds};
+                     .bytes_cost = 1 - contest.played(*hidden, free).seconds / hidden->seconds};
   if (cost.place() != 0) cost.move = contest.largest_move(exposed, *hidden, cost.place() < 0);
   return cost;
 }

@@ -8,7 +8,6 @@
 // A setting is chosen by the row's first batch, as --find-best chooses (memory first), and played
 // with all. Any thread may call the functions; `progress` is called by one thread at a time.
 
-#include <array>
 #include <functional>
 #include <map>
 #include <optional>
@@ -29,11 +28,15 @@ struct PaperStudy {
   std::function<void(const std::string& words)> progress = {};
 };
 
-/// A way to train, at its best setting. Times are means over the batches.
-struct PaperBest {
+/// A step as it is chosen among, before it is known how long it takes.
+struct PaperChoice {
   Setting setting;
-  int group = 0;              // WLB-ideal: nodes that divide a document
+  int group = 0;              // WLB-ideal: nodes that divide a document; 0 for the others
   double most_over_mean = 0;  // WLB-ideal: of kPaperMostTokens
+};
+
+/// A way to train, at its best setting. Times are means over the batches.
+struct PaperBest : PaperChoice {
   double seconds = 0;
   double busy_s = 0;                // SimulatedStep::busy_s
   double even_attention_s = 0;      // SimulatedStep::even_attention_s

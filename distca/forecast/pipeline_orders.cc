@@ -22,9 +22,8 @@ OrderForecast forecast(const Config& config, const Batch& batch, int num_workers
   for (int rank = 0; rank < num_ranks(config, num_workers); ++rank) {
     programs.push_back(made.of(rank));
     if (rank == 0) check_size_together(programs[0], num_ranks(config, num_workers), "--compare");
-    PeakOfRank peak(config, rank, num_workers);
-    peak.add(programs.back());
-    order.peak_bytes = std::max(order.peak_bytes, peak.peak().total());
+    const PeakMemory peak = PeakOfRank(config, rank, num_workers).add(programs.back()).peak();
+    order.peak_bytes = std::max(order.peak_bytes, peak.total());
     order.nano_batches_in_flight =
         std::max(order.nano_batches_in_flight, most_in_flight(programs.back()));
   }

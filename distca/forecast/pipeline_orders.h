@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "distca/config/config.h"
-#include "distca/forecast/plan_request.h"
 
 namespace distca {
 

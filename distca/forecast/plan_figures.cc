@@ -1,6 +1,7 @@
 #include "distca/forecast/plan_figures.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "distca/base/error.h"
@@ -29,23 +30,21 @@ class Imbalance {
 
 class Figures {
  public:
-  Figures(const Config& config, int num_workers, PlanFigures* figures,
-          std::vector<RankSample>* work)
+  Figures(const Config& config, int num_workers, PlanFigures* figures)
       : config_(config),
         figures_(*figures),
-        work_(*work),
         num_workers_(run_grid(config, num_workers).grid.num_workers()) {
     const auto servers = static_cast<size_t>(num_servers(config, num_workers_));
     if (config.attention_profile) figures_.attention_predicted_s.assign(servers, 0);
     figures_.load_before.assign(servers, 0);
     figures_.load_after.assign(servers, 0);
-    work_.assign(servers, {});
+    work_.resize(servers);
   }
 
   void add_nano_batch(const BatchPlans& plans, size_t nano) {
     const std::vector<int64_t> layers = config_.model.num_layers_of_windows();
     for (size_t window = 0; window < layers.size(); ++window)
-      add_window(plans.plan(nano, window), {layers[window], config_.model.num_hidden_layers});
+      add_window(plans.plan(nano, window), layers[window]);
     const Plan& plan = plans.plan(nano);
     for (int worker = 0; worker < num_workers_; ++worker)
       work_[worker].tokens += plan.layout.num_tokens(worker);
@@ -75,28 +74,25 @@ class Figures {
     for (size_t i = 0; i < exchanges.size(); ++i) add_exchange(parts, i, packed);
   }
 
- private:
-  /// How many layers a plan is for.
-  struct Layers {
-    int64_t count, all;
-    /// Returns what a load of each of these layers adds to the mean over all layers.
-    int64_t share_of(int64_t load) const { return distca::share_of(load, count, all); }
-  };
+  const std::vector<RankSample>& work() const { return work_; }
 
-  void add_window(const Plan& plan, const Layers& layers) {
+ private:
+  /// The plan is for so many of the layers, over all of which loads are a mean.
+  void add_window(const Plan& plan, int64_t layers) {
+    const int64_t all = config_.model.num_hidden_layers;
     std::vector<int64_t> before = packed_load(plan);
     // Plain packing knows no servers but workers.
     add_imbalance(Cluster::in_place(num_workers_), before, plan,
-                  static_cast<double>(layers.count) / static_cast<double>(layers.all));
-    Plan mean{.load = plan.load};
-    for (int64_t& load : before) load = layers.share_of(load);
-    for (ServerLoad& load : mean.load) {
-      load.pairs = layers.share_of(load.pairs);
-      load.time_ns = layers.share_of(load.time_ns);
+                  static_cast<double>(layers) / static_cast<double>(all));
+    std::vector<ServerLoad> mean = plan.load;
+    for (int64_t& load : before) load = share_of(load, layers, all);
+    for (ServerLoad& load : mean) {
+      load.pairs = share_of(load.pairs, layers, all);
+      load.time_ns = share_of(load.time_ns, layers, all);
       figures_.pairs += load.pairs;
     }
     add_load(mean, before, 1);
-    add_predicted(plan, static_cast<double>(layers.count));
+    add_predicted(plan, static_cast<double>(layers));
   }
 
   void add_exchange(const PipelineParts& parts, size_t index,
@@ -123,7 +119,7 @@ class Figures {
       }
       add_imbalance(at_home ? plan.cluster : Cluster::in_place(grid.num_workers()), before, plan,
                     static_cast<double>(steps));
-      add_load(plan, before, steps);
+      add_load(plan.load, before, steps);
     }
   }
 
@@ -131,21 +127,18 @@ class Figures {
   void add_imbalance(const Cluster& packing, const std::vector<int64_t>& before, const Plan& plan,
                      double weight) {
     before_.add(packing, before, weight);
-    after_.add(plan.cluster, loads_of(plan), weight);
+    std::vector<int64_t> after;
+    std::ranges::transform(plan.load, std::back_inserter(after), &ServerLoad::pairs);
+    after_.add(plan.cluster, after, weight);
     figures_.imbalance_before = before_.value();
     figures_.imbalance_after = after_.value();
   }
 
-  static std::vector<int64_t> loads_of(const Plan& plan) {
-    std::vector<int64_t> pairs;
-    for (const ServerLoad& load : plan.load) pairs.push_back(load.pairs);
-    return pairs;
-  }
-
   /// Adds the loads of `steps` layers under a plan, and of as many before balancing.
-  void add_load(const Plan& plan, const std::vector<int64_t>& before, int64_t steps) {
-    for (size_t server = 0; server < plan.load.size(); ++server) {
-      const ServerLoad& load = plan.load[server];
+  void add_load(const std::vector<ServerLoad>& loads, const std::vector<int64_t>& before,
+                int64_t steps) {
+    for (size_t server = 0; server < loads.size(); ++server) {
+      const ServerLoad& load = loads[server];
       if (server < before.size()) figures_.load_before[server] += steps * before[server];
       figures_.load_after[server] += steps * load.pairs;
       work_[server].load += steps * (config_.attention_profile ? load.time_ns : load.pairs);
@@ -163,23 +156,26 @@ class Figures {
 
   const Config& config_;
   PlanFigures& figures_;
-  std::vector<RankSample>& work_;
-  const int num_workers_;  // servers with tokens
+  const int num_workers_;         // servers with tokens
+  std::vector<RankSample> work_;  // [servers]
   Imbalance before_, after_;
 };
 
 }  // namespace
 
-void add_plan_figures(const Config& config, const Batch& batch, const BatchPlans& plans,
-                      int num_workers, PlanFigures* figures, std::vector<RankSample>* work) {
+std::vector<RankSample> add_plan_figures(const Config& config, const Batch& batch,
+                                         const BatchPlans& plans, int num_workers,
+                                         PlanFigures* figures) {
+  figures->hash = plans_hash(plans);
   for (const NanoBatchSource& source : batch) {
     figures->tokens += source.nano_batch.num_tokens();
     figures->targets += source.num_targets();
   }
   figures->num_redispatched = plans.redispatched ? static_cast<int64_t>(batch.size()) : 0;
-  Figures sums(config, num_workers, figures, work);
+  Figures sums(config, num_workers, figures);
   for (size_t nano = 0; nano < plans.num_nano_batches(); ++nano) sums.add_nano_batch(plans, nano);
   if (plans.pipeline) sums.add_pipeline(*plans.pipeline);
+  return sums.work();
 }
 
 }  // namespace distca

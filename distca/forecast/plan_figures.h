@@ -44,12 +44,13 @@ struct PlanFigures {
   double plan_wait_s = 0;  // seconds that the step waited for its plan
 };
 
-/// Fills the fields of `figures` that follow from plans, and `work` [servers], without times.
-/// Without a pipeline, loads are those of one layer, summed over nano-batches; where windows differ
-/// by layer, those of the mean of all layers, rounded down for each window. In a pipeline, ranks
-/// have unequal layers, so loads are those of all layer steps of forward; before balancing, each
-/// stage computes its own attention.
-void add_plan_figures(const Config& config, const Batch& batch, const BatchPlans& plans,
-                      int num_workers, PlanFigures* figures, std::vector<RankSample>* work);
+/// Fills the fields of `figures` that follow from plans, and returns the work of each server
+/// without times. Without a pipeline, loads are those of one layer, summed over nano-batches; where
+/// windows differ by layer, those of the mean of all layers, rounded down for each window. In a
+/// pipeline, ranks have unequal layers, so loads are those of all layer steps of forward; before
+/// balancing, each stage computes its own attention.
+std::vector<RankSample> add_plan_figures(const Config& config, const Batch& batch,
+                                         const BatchPlans& plans, int num_workers,
+                                         PlanFigures* figures);
 
 }  // namespace distca

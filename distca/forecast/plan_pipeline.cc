@@ -109,10 +109,8 @@ std::shared_ptr<const PipelineParts> plan_pipeline(const Config& config, const B
   const PipelineSchedule schedule = config.parallel.pipeline_schedule;
   const bool pairs =
       config.train.overlap == Overlap::kPingPong && schedule != PipelineSchedule::kAtHome;
-  PipelineStepRequest step{.request = {},
-                           .layers = run.layers,
-                           .schedule = schedule,
-                           .virtual_stages = run.virtual_stages};
+  PipelineStepRequest step{
+      .layers = run.layers, .schedule = schedule, .virtual_stages = run.virtual_stages};
   PipelineRequest& request = step.request;
   request.grid = run.grid;
   request.slots = pairs ? 2 : 1;

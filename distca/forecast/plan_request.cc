@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <optional>
-#include <utility>
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
@@ -198,7 +196,7 @@ BatchPlans plan_one_stage(const Config& config, const Batch& batch, int cluster_
                       : is_given       ? requests[0].cluster.max_memory_bytes
                                        : config.device_cap_bytes / nano_batches_at_once(config);
   for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
-  BatchPlans result{.plans = {}, .redispatched = redispatches(config), .num_windows = num_windows};
+  BatchPlans result{.redispatched = redispatches(config), .num_windows = num_windows};
   const auto planned = [&] {
     return plan_all(config, requests, num_windows,
                     layer_time_options(config, cluster_workers, speeds, result.redispatched));
@@ -245,19 +243,16 @@ BatchPlans plan_nano_batches(const Config& config, const Batch& batch, int num_w
                              const Speeds& speeds, bool trains, int threads) {
   const RunGrid run = run_grid(config, num_workers);
   if (!run.is_pipeline()) return plan_one_stage(config, batch, run.grid.num_workers(), speeds);
-  return {.plans = {},
-          .redispatched = true,
-          .pipeline = plan_pipeline(config, batch, run, trains, threads)};
+  return {.redispatched = true, .pipeline = plan_pipeline(config, batch, run, trains, threads)};
 }
 
 BatchPlans plan_later_batch(const Config& config, const Batch& batch, int num_workers,
                             const Speeds& speeds, bool trains, int threads) {
-  if (config.exchange.keys != Config::Exchange::Keys::kKeep)
-    return plan_nano_batches(config, batch, num_workers, speeds, trains, threads);
   try {
     return plan_nano_batches(config, batch, num_workers, speeds, trains, threads);
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kPlan) throw;
+    const bool must_keep = config.exchange.keys == Config::Exchange::Keys::kKeep;
+    if (!must_keep || error.kind() != ErrorKind::kPlan) throw;
   }
   Config redispatching = config;
   redispatching.exchange.keys = Config::Exchange::Keys::kRedispatch;
@@ -279,22 +274,16 @@ BatchPlans check_batches_fit(const Config& config, BatchStream stream, int num_w
   return first;
 }
 
-namespace {
-
-ValidateOptions checks_for(const Config& config, const std::string& scheduler) {
-  ValidateOptions checks = checks_of(find_scheduler(scheduler));
-  checks.profile = config.attention_profile.get();
-  return checks;
-}
-
-}  // namespace
-
 void check_plans(const Config& config, const BatchPlans& plans) {
+  const auto checks_for = [&](const std::string& scheduler) {
+    ValidateOptions checks = checks_of(find_scheduler(scheduler));
+    checks.profile = config.attention_profile.get();
+    return checks;
+  };
   std::vector<std::string> violations;
-  if (plans.pipeline)
-    violations = plans.pipeline->violations(checks_for(config, config.plan.scheduler));
+  if (plans.pipeline) violations = plans.pipeline->violations(checks_for(config.plan.scheduler));
   for (const Plan& plan : plans.plans) {  // plan.tolerance = auto may have chosen other schedulers
-    if (violations.empty()) violations = validate(plan, checks_for(config, plan.options.scheduler));
+    if (violations.empty()) violations = validate(plan, checks_for(plan.options.scheduler));
   }
   DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", config.plan.scheduler,
                violations[0]);

@@ -1,15 +1,12 @@
 #include "distca/forecast/predicted_trace.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <map>
 #include <numeric>
 #include <string>
 
 #include "distca/forecast/memory_over_time.h"
 #include "distca/program/overlap.h"
-#include "distca/sim/message_times.h"
 #include "distca/sim/step_events.h"
 
 namespace distca {
@@ -34,22 +31,23 @@ int64_t most_lines_of(const Program& program) {
 
 /// The program of the rank that computes longest in each stage. Dedicated servers count as one.
 std::vector<size_t> longest_of_each_stage(const PlayedStep& played, const std::vector<int>& ranks) {
-  std::map<int, size_t> longest;  // [stage]
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    const int stage = played.run.grid.stage(played.run.server_of(ranks[i]));
-    const auto [one, is_first] = longest.emplace(stage, i);
-    if (played.step.ranks[i].computed_ps > played.step.ranks[one->second].computed_ps)
-      one->second = i;
+  const auto stage_of = [&](size_t i) {
+    return played.run.grid.stage(played.run.server_of(ranks[i]));
+  };
+  std::vector<size_t> longest;
+  for (size_t i = 0; i < ranks.size(); ++i) {  // a stage has neighbours
+    if (i == 0 || stage_of(i) != stage_of(i - 1)) {
+      longest.push_back(i);
+    } else if (played.step.ranks[i].computed_ps > played.step.ranks[longest.back()].computed_ps) {
+      longest.back() = i;
+    }
   }
-  std::vector<size_t> programs;
-  for (const auto& [stage, program] : longest) programs.push_back(program);
-  std::ranges::sort(programs);
-  return programs;
+  return longest;
 }
 
 /// The bytes of a rank's tensors over the step.
 std::string memory_lines(const Config& config, const PlayedStep& played, size_t program, int rank) {
-  TraceCounter counter{.name = "memory", .unit = "bytes", .values = {}};
+  TraceCounter counter{.name = "memory", .unit = "bytes"};
   for (const MemoryPoint& point :
        memory_over_time(config, played.programs[program], rank, played.run.num_workers(),
                         played.step.ops[program]))

@@ -1,7 +1,5 @@
 #include "distca/forecast/program_walk.h"
 
-#include <algorithm>
-
 #include "distca/forecast/step_program.h"
 
 namespace distca {

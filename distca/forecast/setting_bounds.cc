@@ -19,8 +19,10 @@ struct LeastWork {
   double attention = 0;         // one rank of each server, all layers and nano-batches
 };
 
-/// The least time of core attention of a layer, both passes, for a (query, key) pair.
-double least_pair_ns(const AttentionShape& shape, const AttentionProfile& profile) {
+/// The least time of core attention of a layer, both passes, for a (query, key) pair, on a rank of
+/// the machine.
+double least_pair_s(const Config& config, const Machine& machine) {
+  const AttentionProfile& profile = *machine.attention;
   double forward = 0, backward = 0;  // pairs per ns
   const size_t columns = profile.kv_tokens.size();
   for (size_t i = 0; i < profile.forward_ns.size(); ++i) {
@@ -34,13 +36,9 @@ double least_pair_ns(const AttentionShape& shape, const AttentionProfile& profil
   const auto size_of = [](const AttentionShape& s) {
     return static_cast<double>(s.num_heads * (s.head_dim_qk + s.head_dim_v));
   };
-  return kBelowProfile * size_of(shape) / size_of(profile.shape) * (1 / forward + 1 / backward);
-}
-
-/// The least time of core attention of a layer, both passes, for a pair, on a rank of the machine.
-double least_pair_s(const Config& config, const Machine& machine) {
-  return 1e-9 * least_pair_ns(config.rank_shape().attention, *machine.attention) /
-         machine.of(MachineNumber::kAttentionRate);
+  const double ns = kBelowProfile * size_of(config.rank_shape().attention) /
+                    size_of(profile.shape) * (1 / forward + 1 / backward);
+  return 1e-9 * ns / machine.of(MachineNumber::kAttentionRate);
 }
 
 LeastWork least_work(const Config& config, const RunGrid& run, const Machine& machine,
@@ -168,19 +166,11 @@ double least_busiest_s(const Config& config, int num_workers, const Machine& mac
 
 MemoryParts least_peak(const Config& config, int num_workers) {
   const RunGrid run = run_grid(config, num_workers);
-  const bool travels =
-      run.is_pipeline() || config.exchange.keys == Config::Exchange::Keys::kRedispatch;
-  const double nano_tokens =
-      static_cast<double>(config.batch.nano_batch_tokens) / run.grid.replicas;
   MemoryParts most;
   for (int stage = 0; stage < run.grid.stages; ++stage) {
     const int rank = run.rank_of(run.grid.rank(stage, 0), 0);
-    MemoryParts parts = standing_memory(config, num_workers, {.first = rank, .count = 1});
-    ModelShape shape = config.rank_shape();
-    shape.num_layers = run.num_layers(stage) / run.virtual_stages;
-    const int64_t token_bytes = llama_memory(shape, config.train.recompute, travels).token_bytes;
-    parts.at(MemoryPart::kActivations) =
-        nano_tokens * static_cast<double>(token_bytes) *
+    MemoryParts parts = memory_needed(config, num_workers, {.first = rank, .count = 1});
+    parts.at(MemoryPart::kActivations) *=
         static_cast<double>(whole_in_flight(config, run.grid.stages, stage));
     if (parts.total() > most.total()) most = parts;
   }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <deque>
 #include <functional>
@@ -12,7 +11,6 @@
 #include <utility>
 
 #include "distca/base/error.h"
-#include "distca/base/parallel.h"
 #include "distca/config/run_grid.h"
 #include "distca/forecast/batch_programs.h"
 #include "distca/forecast/op_prices.h"
@@ -54,9 +52,7 @@ class Run {
     for_each_in_parallel(programs_.size(), threads, [&](size_t i) {
       const int rank = static_cast<int>(i) * step_;
       if (i > 0) programs_[i] = made.of(rank);
-      PeakOfRank peak(config, rank, num_workers);
-      peak.add(programs_[i]);
-      peaks_[i] = peak.peak();
+      peaks_[i] = PeakOfRank(config, rank, num_workers).add(programs_[i]).peak();
     });
   }
 
@@ -104,7 +100,8 @@ class Run {
         ranks.push_back(0);
       }
       SimulatedStage& stage = stages.back();
-      for (const auto part : kParts) stage.mean.*part += parts.empty() ? 0 : parts[i].*part;
+      for (const auto& [_, part] : kStepParts)
+        stage.mean.*part += parts.empty() ? 0 : parts[i].*part;
       ranks.back() += 1;
       if (ranks.back() == 1 || peaks_[i].total() > stage.peak.total()) {
         stage.peak = peaks_[i];
@@ -112,7 +109,7 @@ class Run {
       }
     }
     for (size_t i = 0; i < stages.size(); ++i) {
-      for (const auto part : kParts) stages[i].mean.*part /= ranks[i];
+      for (const auto& [_, part] : kStepParts) stages[i].mean.*part /= ranks[i];
     }
     return stages;
   }
@@ -128,10 +125,6 @@ class Run {
   }
 
  private:
-  static constexpr std::array kParts{&StepParts::attention, &StepParts::linear, &StepParts::copied,
-                                     &StepParts::issued,    &StepParts::late,   &StepParts::exposed,
-                                     &StepParts::idle,      &StepParts::besides};
-
   StepParts parts_of_program(const TimedStep& step, size_t program) const {
     int64_t attention = 0;
     for (size_t i = 0; i < programs_[program].ops.size(); ++i) {
@@ -157,46 +150,28 @@ class Run {
   std::vector<PeakMemory> peaks_;  // [program]
 };
 
+using enum MachineNumber;
+constexpr std::array kTimes = {kAttentionCallUs, kIssueUs, kStepUs, kInsideLatencyUs,
+                               kBetweenLatencyUs};
+/// Numbers of which none is better, or that no step depends on.
+constexpr std::array kNeither = {kPeakTflops, kRanksPerNode, kInOrder, kMemoryGib};
+/// Numbers of the wire alone: all operations take as long as before.
+constexpr std::array kOfWire = {kInsideGbPerS, kInsideLatencyUs, kBetweenGbPerS, kBetweenLatencyUs,
+                                kBurstKib};
+
+bool is_one_of(std::span<const MachineNumber> numbers, MachineNumber number) {
+  return std::ranges::find(numbers, number) != numbers.end();
+}
+
 /// The machine with one number better: times shorter, rates higher. Nothing where that cannot be
 /// said of it.
 std::optional<Machine> better(const Machine& machine, MachineNumber number) {
+  if (is_one_of(kNeither, number) || (number == kPhaseRate && machine.phases.empty()))
+    return std::nullopt;
   Machine changed = machine;
   double& value = changed.at(number).value;
-  switch (number) {
-    case MachineNumber::kPhaseRate:
-      if (machine.phases.empty()) return std::nullopt;
-      value *= 1 + kBetter;
-      return changed;
-    case MachineNumber::kPeakTflops:
-    case MachineNumber::kRanksPerNode:
-    case MachineNumber::kInOrder:
-    case MachineNumber::kMemoryGib:
-      return std::nullopt;
-    case MachineNumber::kAttentionCallUs:
-    case MachineNumber::kIssueUs:
-    case MachineNumber::kStepUs:
-    case MachineNumber::kInsideLatencyUs:
-    case MachineNumber::kBetweenLatencyUs:
-      value /= 1 + kBetter;
-      return changed;
-    default:
-      value *= 1 + kBetter;
-      return changed;
-  }
-}
-
-/// Returns true if a number is one of the wire alone: all operations take as long as before.
-bool is_of_wire(MachineNumber number) {
-  switch (number) {
-    case MachineNumber::kInsideGbPerS:
-    case MachineNumber::kInsideLatencyUs:
-    case MachineNumber::kBetweenGbPerS:
-    case MachineNumber::kBetweenLatencyUs:
-    case MachineNumber::kBurstKib:
-      return true;
-    default:
-      return false;
-  }
+  value = is_one_of(kTimes, number) ? value / (1 + kBetter) : value * (1 + kBetter);
+  return changed;
 }
 
 /// The machines with one number better, first those whose prices stay.
@@ -206,19 +181,13 @@ std::vector<std::pair<MachineNumber, Machine>> better_machines(const Machine& ma
     for (int i = 0; i < kNumMachineNumbers; ++i) {
       const auto number = static_cast<MachineNumber>(i);
       const std::optional<Machine> changed = better(machine, number);
-      if (is_of_wire(number) == of_wire && changed && changed->of(number) != machine.of(number))
+      if (is_one_of(kOfWire, number) == of_wire && changed &&
+          changed->of(number) != machine.of(number))
         machines.emplace_back(number, *changed);
     }
   }
   return machines;
 }
-
-/// A step on the machine, and its seconds with each number that can be better.
-struct Played {
-  TimedStep step;
-  std::vector<int> traced_ranks;
-  std::vector<std::pair<MachineNumber, double>> better_s;  // ascending
-};
 
 /// Plays the step on all machines, the first of which is the run's: some together on each thread.
 /// Returns the step on the first, and the lengths on all.
@@ -233,14 +202,15 @@ TimedTogether play_on_all(const StepLinks& links, const std::vector<PlayedOn>& m
     played[i] = timed_together(links, std::span(machines).subspan(begin, end - begin),
                                /*with_first=*/i == 0);
   });
-  TimedTogether all{.first = std::move(played[0].first), .lengths_ps = {}};
+  TimedTogether all{.first = std::move(played[0].first)};
   for (const TimedTogether& one : played)
     all.lengths_ps.insert(all.lengths_ps.end(), one.lengths_ps.begin(), one.lengths_ps.end());
   return all;
 }
 
-Played play(const Config& config, const Run& run, const Machine& machine,
-            const SimulateOptions& options) {
+/// Plays the step, and sets its length, its sensitivities and the ranks of its trace.
+TimedStep play(const Config& config, const Run& run, const Machine& machine,
+               const SimulateOptions& options, SimulatedStep& step) {
   const StepLinks links(run.programs(), wire_of(machine).ranks_per_node, options.threads);
   MachinePrices prices(config, machine, run.programs(), options.threads);
   for (const auto& [rank, speed] : options.slow_ranks)
@@ -252,21 +222,26 @@ Played play(const Config& config, const Run& run, const Machine& machine,
   for (const auto& [number, changed] : all) {
     if (number == MachineNumber::kStepUs) continue;  // the programs take as long
     const MachinePrices* of = &prices;
-    if (!is_of_wire(number)) of = &changed_prices.emplace_back(prices.on(changed));
+    if (!is_one_of(kOfWire, number)) of = &changed_prices.emplace_back(prices.on(changed));
     machines.push_back({.prices = of, .wire = wire_of(changed)});
   }
   TimedTogether timed = play_on_all(links, machines, options.threads);
-  Played played{.step = std::move(timed.first), .traced_ranks = {}, .better_s = {}};
+  step.seconds = seconds_of(timed.lengths_ps[0]) + besides_s(machine);
   size_t next = 1;
   for (const auto& [number, changed] : all) {
     const size_t as = number == MachineNumber::kStepUs ? 0 : next++;
-    played.better_s.emplace_back(number, seconds_of(timed.lengths_ps[as]) + besides_s(changed));
+    const double better_s = seconds_of(timed.lengths_ps[as]) + besides_s(changed);
+    const double shorter = 1 - better_s / step.seconds;
+    if (shorter > 0) step.sensitivities.push_back({number, shorter});
   }
-  std::ranges::sort(played.better_s);
-  if (options.trace != nullptr)
-    played.traced_ranks =
-        write_trace(config, machine, run.played(prices, played.step), *options.trace);
-  return played;
+  std::ranges::sort(step.sensitivities, {}, &Sensitivity::number);
+  std::ranges::stable_sort(step.sensitivities, std::greater(), &Sensitivity::shorter);
+  if (options.trace != nullptr) {
+    step.traced_ranks =
+        write_trace(config, machine, run.played(prices, timed.first), *options.trace);
+    step.is_trace_shortened = step.traced_ranks.size() < run.programs().size();
+  }
+  return std::move(timed.first);
 }
 
 /// The speeds that a run with servers.reweight would measure of its servers, each of one rank.
@@ -316,9 +291,8 @@ SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_wo
       plan(config, batch, num_workers, speeds_of_servers(config, num_workers, options),
            /*trains=*/true, options.threads);
   SimulatedStep step;
-  step.figures.hash = plans_hash(plans);
-  std::vector<RankSample> work;
-  add_plan_figures(config, batch, plans, num_workers, &step.figures, &work);
+  const std::vector<RankSample> work =
+      add_plan_figures(config, batch, plans, num_workers, &step.figures);
   step.is_ruled_out =
       least_busiest_s(config, num_workers, machine, step.figures, work) > options.most_s;
   if (step.is_ruled_out) return step;
@@ -327,14 +301,10 @@ SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_wo
   step.stages = run.stages({});
   const double memory = machine.of(MachineNumber::kMemoryGib) * 0x1p30;
   if (!options.plays_beyond_memory && step.fullest().peak.total() > memory) return step;
-  const Played played = play(config, run, machine, options);
-  step.traced_ranks = played.traced_ranks;
-  step.is_trace_shortened =
-      options.trace != nullptr && step.traced_ranks.size() < run.programs().size();
-  step.seconds = seconds_of(played.step.length_ps) + besides_s(machine);
-  const std::vector<StepParts> parts = run.parts_of(played.step, machine, options.threads);
+  const TimedStep played = play(config, run, machine, options, step);
+  const std::vector<StepParts> parts = run.parts_of(played, machine, options.threads);
   step.stages = run.stages(parts);
-  if (options.memory_over_time) run.add_memory(config, played.step, step.stages);
+  if (options.memory_over_time) run.add_memory(config, played, step.stages);
   const auto ranks = static_cast<double>(parts.size());
   double most_linear = 0, attention = 0;
   for (const StepParts& of_rank : parts) {
@@ -349,11 +319,6 @@ SimulatedStep simulate_step(const Config& config, const Batch& batch, int num_wo
   step.share_of_peak = config.model.train_flops(step.figures.tokens, step.figures.pairs) /
                        (step.seconds * num_ranks(config, num_workers) *
                         machine.of(MachineNumber::kPeakTflops) * 1e12);
-  for (const auto& [number, better_s] : played.better_s) {
-    const double shorter = 1 - better_s / step.seconds;
-    if (shorter > 0) step.sensitivities.push_back({number, shorter});
-  }
-  std::ranges::stable_sort(step.sensitivities, std::greater(), &Sensitivity::shorter);
   return step;
 }
 

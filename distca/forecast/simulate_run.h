@@ -7,6 +7,7 @@
 //
 // Any thread may call the function.
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -19,7 +20,6 @@
 #include "distca/forecast/memory_over_time.h"
 #include "distca/forecast/memory_peak.h"
 #include "distca/forecast/plan_figures.h"
-#include "distca/forecast/plan_request.h"
 #include "distca/forecast/predicted_trace.h"
 
 namespace distca {
@@ -36,6 +36,20 @@ struct StepParts {
   double besides = 0;    // the time of every step besides its operations (kStepUs)
   double computed() const { return attention + linear; }
 };
+
+/// A part of a step with its name for people.
+struct StepPart {
+  const char* name;
+  double StepParts::*seconds;
+};
+inline constexpr std::array<StepPart, 8> kStepParts{{{"attention", &StepParts::attention},
+                                                     {"linear", &StepParts::linear},
+                                                     {"copies", &StepParts::copied},
+                                                     {"issues", &StepParts::issued},
+                                                     {"waits for peers", &StepParts::late},
+                                                     {"waits for bytes", &StepParts::exposed},
+                                                     {"idle at the end", &StepParts::idle},
+                                                     {"besides", &StepParts::besides}}};
 
 /// The ranks of a stage, or the dedicated servers.
 struct SimulatedStage {

@@ -1,6 +1,7 @@
 #include "distca/forecast/step_program.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -18,9 +19,7 @@ StepOptions step_options(const Config& config) {
   const int64_t loss_chunk_logits = int64_t{1} << (config.on_cuda() ? 27 : 25);
   return {.overlap = config.train.overlap,
           .wide_gradients = config.exchange.wide_gradients,
-          .kernel = config.attention.kernel,
-          .measured_kernels = kernel_request(config).measured,
-          .threads = static_cast<int>(config.train.threads_per_rank),
+          .kernel = kernel_request(config),
           .recompute = config.train.recompute,
           .chunk_rows = chunk_rows,
           .loss_chunk_tokens = config.train.loss_chunk_tokens,
@@ -34,24 +33,10 @@ StepOptions step_options(const Config& config) {
 namespace {
 
 /// The operation whose backward adds to the gradient by a weight.
-OpKind op_of(WeightPhase phase, bool is_divided) {
-  switch (phase) {
-    case WeightPhase::kEmbed:
-      return OpKind::kEmbed;
-    case WeightPhase::kAttentionNorm:
-      return is_divided ? OpKind::kAttentionNorm : OpKind::kPreAttention;
-    case WeightPhase::kPreAttention:
-      return OpKind::kPreAttention;
-    case WeightPhase::kOutProjection:
-      return is_divided ? OpKind::kOutProjection : OpKind::kPostAttention;
-    case WeightPhase::kMlpNorm:
-      return is_divided ? OpKind::kMlpNorm : OpKind::kPostAttention;
-    case WeightPhase::kPostAttention:
-      return OpKind::kPostAttention;
-    case WeightPhase::kLoss:
-      return OpKind::kLoss;
-  }
-  DISTCA_CHECK(false, "a weight of no phase");
+OpKind op_of(OpKind phase, bool is_divided) {
+  if (!is_divided && phase == OpKind::kAttentionNorm) return OpKind::kPreAttention;
+  const bool after = phase == OpKind::kOutProjection || phase == OpKind::kMlpNorm;
+  return !is_divided && after ? OpKind::kPostAttention : phase;
 }
 
 /// MiB of a bucket: slices should be no shorter than what a wire carries well.
@@ -120,8 +105,7 @@ GradientExchangeRequest gradient_request(const LlamaConfig& model, const StepOpt
           phase.is_tied ? std::vector{0, stage.count - 1} : std::vector{stage.index};
       add_shared(request.shared, phase, holders_of(stage, replicas, stages, weights[i].holders));
     }
-    if (!weights[i].is_tied && model.tie_word_embeddings &&
-        weights[i].phase == WeightPhase::kEmbed) {
+    if (!weights[i].is_tied && model.tie_word_embeddings && weights[i].phase == OpKind::kEmbed) {
       phase.phase = OpKind::kLoss;
       request.phases.push_back(phase);
     }
@@ -136,12 +120,6 @@ GradientExchangeRequest gradient_request(const LlamaConfig& model, const StepOpt
 
 MainParams main_params_of(const StepOptions& options) {
   return options.distributed_optimizer ? MainParams::kElsewhere : MainParams::kHere;
-}
-
-std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
-                                                          const StepOptions& options, int worker,
-                                                          int num_workers, int64_t most_buckets) {
-  return gradient_exchange(model, options, whole_model(model), worker, num_workers, most_buckets);
 }
 
 std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,

@@ -27,17 +27,15 @@ struct StepOptions {
   /// dQ, dK and dV travel in the type in which they are summed, instead of the model's compute type
   /// (exchange.grad_dtype = accumulator). It costs more bytes and rounds less.
   bool wide_gradients = false;
-  KernelChoice kernel = KernelChoice::kAuto;  // attention.kernel
-  MeasuredKernels measured_kernels = {};      // by plan.profile
-  int threads = 1;                            // threads of our own attention kernel
-  Recompute recompute = Recompute::kNone;     // train.recompute
-  int64_t chunk_rows = 2048;                  // rows that train.recompute=full computes at a time
-  int64_t loss_chunk_tokens = 0;              // train.loss_chunk_tokens
-  int64_t loss_chunk_logits = 1 << 25;        // a chunk's, where loss_chunk_tokens is 0
-  bool distributed_optimizer = false;         // parallel.use_distributed_optimizer
-  bool overlap_grad_reduce = true;            // parallel.overlap_grad_reduce
-  double bucket_mb = 0;                       // parallel.bucket_mb
-  int tensor = 1;                             // ranks that divide the layers of a server
+  KernelRequest kernel = {};               // Shape, type and device are those of the model.
+  Recompute recompute = Recompute::kNone;  // train.recompute
+  int64_t chunk_rows = 2048;               // rows that train.recompute=full computes at a time
+  int64_t loss_chunk_tokens = 0;           // train.loss_chunk_tokens
+  int64_t loss_chunk_logits = 1 << 25;     // a chunk's, where loss_chunk_tokens is 0
+  bool distributed_optimizer = false;      // parallel.use_distributed_optimizer
+  bool overlap_grad_reduce = true;         // parallel.overlap_grad_reduce
+  double bucket_mb = 0;                    // parallel.bucket_mb
+  int tensor = 1;                          // ranks that divide the layers of a server
   /// The least (query, key) pairs of a share of core attention in parts (plan/attention_parts.h).
   int64_t least_share_pairs = kLeastSharePairs;
 
@@ -54,17 +52,11 @@ StepOptions step_options(const Config& config);
 MainParams main_params_of(const StepOptions& options);
 
 /// The exchange of gradients and weights of one of the workers: lists of four messages for each
-/// bucket and other worker. Where the options give more than `most_buckets`, which is 2 or more,
-/// the buckets are larger.
-std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
-                                                          const StepOptions& options, int worker,
-                                                          int num_workers,
-                                                          int64_t most_buckets = kMostBuckets);
-/// The exchange of a rank of a pipeline or of tensor parallelism, whose messages go to the ranks of
-/// its stage that hold the same part of each matrix, where rank = (stage * replicas + replica) *
-/// stage.tensor.size + stage.tensor.index. Gradients and weights are those of the stage. Those of a
-/// tied embedding go to the replicas of the other stage that holds it, too, and those of weights
-/// that ranks of a server share to all who do.
+/// bucket and other rank of its stage that holds the same part of each matrix, where rank = (stage
+/// * replicas + replica) * stage.tensor.size + stage.tensor.index. Gradients and weights are those
+/// of the stage. Those of a tied embedding go to the replicas of the other stage that holds it,
+/// too, and those of weights that ranks of a server share to all who do. Where the options give
+/// more than `most_buckets`, which is 2 or more, the buckets are larger.
 std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
                                                           const StepOptions& options,
                                                           const Stage& stage, int rank,

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -196,17 +195,14 @@ std::vector<Setting> with_spread(const Config& /*config*/, const Setting& settin
 
 std::vector<Setting> reliefs_of(const Setting& setting) {
   std::vector<Setting> reliefs;
-  const auto add = [&](Recompute recompute, Keys keys) {
-    reliefs.push_back(setting);
-    reliefs.back().recompute = recompute;
-    reliefs.back().keys = keys;
-  };
-  const bool is_pipeline = setting.stages > 1;
-  add(Recompute::kNone, setting.keys);
-  add(Recompute::kSelective, setting.keys);
-  if (!is_pipeline) add(Recompute::kSelective, Keys::kRedispatch);
-  add(Recompute::kFull, setting.keys);
-  if (!is_pipeline) add(Recompute::kFull, Keys::kRedispatch);
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+    Setting& kept = reliefs.emplace_back(setting);
+    kept.recompute = recompute;
+    if (recompute == Recompute::kNone || setting.stages > 1) continue;
+    Setting dispatched_again = kept;
+    dispatched_again.keys = Keys::kRedispatch;
+    reliefs.push_back(dispatched_again);
+  }
   return reliefs;
 }
 

@@ -7,20 +7,6 @@
 namespace distca::kernels {
 namespace {
 
-/// Query i sees keys [i - left, i + right].
-struct Reach {
-  int64_t left = kUnlimited;
-  int64_t right = kUnlimited;
-};
-
-Reach reach_of(const Mask& mask) {
-  Reach reach;
-  if (mask.window_left >= 0) reach.left = std::min(mask.window_left, kUnlimited);
-  if (mask.window_right >= 0) reach.right = std::min(mask.window_right, kUnlimited);
-  if (mask.causal) reach.right = 0;
-  return reach;
-}
-
 void cut_block(const Reach& reach, const Range& queries, const Range& keys, size_t range,
                std::vector<MaskPart>& blocks) {
   const auto add = [&](const Range& some, const Range& visible, MaskPartKind kind) {
@@ -42,6 +28,14 @@ void cut_block(const Reach& reach, const Range& queries, const Range& keys, size
 }
 
 }  // namespace
+
+Reach reach_of(const Mask& mask) {
+  Reach reach;
+  if (mask.window_left >= 0) reach.left = std::min(mask.window_left, kUnlimited);
+  if (mask.window_right >= 0) reach.right = std::min(mask.window_right, kUnlimited);
+  if (mask.causal) reach.right = 0;
+  return reach;
+}
 
 Range visible_keys(const Mask& mask, int64_t query, const Range& keys) {
   const Reach reach = reach_of(mask);

@@ -15,6 +15,13 @@ namespace distca::kernels {
 /// Beyond any position, and far enough from the limits that sums of three of them do not overflow.
 inline constexpr int64_t kUnlimited = int64_t{1} << 60;
 
+/// Query i sees keys [i - left, i + right].
+struct Reach {
+  int64_t left = kUnlimited;
+  int64_t right = kUnlimited;
+};
+Reach reach_of(const Mask& mask);
+
 /// The keys of `keys` that the query at position `query` sees.
 Range visible_keys(const Mask& mask, int64_t query, const Range& keys);
 

@@ -40,39 +40,29 @@ struct Field {
   int64_t dim;
 };
 
-struct Pass {
-  Shape shape;
+struct Fields {
   std::vector<Field<QueryBuffer>> queries;
   std::vector<Field<KeyBuffer>> keys;
 };
 
-Pass forward_pass(const Shape& s) {
-  const int64_t d = s.head_dim_qk, e = s.head_dim_v;
-  return {.shape = s,
-          .queries = {{"q", &QueryBuffer::q, d},
-                      {"lse", &QueryBuffer::lse, 1},
-                      {"o", &QueryBuffer::o, e}},
-          .keys = {{"k", &KeyBuffer::k, d}, {"v", &KeyBuffer::v, e}}};
-}
-
-Pass backward_pass(const Shape& s) {
-  const int64_t d = s.head_dim_qk, e = s.head_dim_v;
-  return {.shape = s,
-          .queries = {{"q", &QueryBuffer::q, d},
-                      {"lse", &QueryBuffer::lse, 1},
-                      {"d_o", &QueryBuffer::d_o, e},
-                      {"delta", &QueryBuffer::delta, 1},
-                      {"dq", &QueryBuffer::dq, d}},
-          .keys = {{"k", &KeyBuffer::k, d},
-                   {"v", &KeyBuffer::v, e},
-                   {"dk", &KeyBuffer::dk, d},
-                   {"dv", &KeyBuffer::dv, e}}};
+Fields fields_of(const Shape& shape, bool forward) {
+  const int64_t d = shape.head_dim_qk, e = shape.head_dim_v;
+  Fields fields{.queries = {{"q", &QueryBuffer::q, d}, {"lse", &QueryBuffer::lse, 1}},
+                .keys = {{"k", &KeyBuffer::k, d}, {"v", &KeyBuffer::v, e}}};
+  if (forward) {
+    fields.queries.push_back({"o", &QueryBuffer::o, e});
+    return fields;
+  }
+  fields.queries.insert(fields.queries.end(), {{"d_o", &QueryBuffer::d_o, e},
+                                               {"delta", &QueryBuffer::delta, 1},
+                                               {"dq", &QueryBuffer::dq, d}});
+  fields.keys.insert(fields.keys.end(), {{"dk", &KeyBuffer::dk, d}, {"dv", &KeyBuffer::dv, e}});
+  return fields;
 }
 
 // --- shapes, strides, tasks ----------------------------------------------------------------------
 
-void expect_shape(const Pass& pass) {
-  const Shape& shape = pass.shape;
+void expect_shape(const Shape& shape) {
   expect_between(shape.num_heads, 1, kMostHeads, "num_heads");
   expect_between(shape.num_kv_heads, 1, shape.num_heads, "num_kv_heads");
   if (shape.num_heads % shape.num_kv_heads != 0) {
@@ -153,10 +143,11 @@ void expect_keys(const TaskList& list, size_t i) {
   }
 }
 
-void expect_list(const Pass& pass, const TaskList& list) {
-  expect_shape(pass);
-  expect_buffers("query", list.queries, pass.shape.num_heads, pass.queries);
-  expect_buffers("key", list.keys, pass.shape.num_kv_heads, pass.keys);
+void expect_list(const Shape& shape, bool forward, const TaskList& list) {
+  expect_shape(shape);
+  const Fields fields = fields_of(shape, forward);
+  expect_buffers("query", list.queries, shape.num_heads, fields.queries);
+  expect_buffers("key", list.keys, shape.num_kv_heads, fields.keys);
   if (!list.tasks.empty() && list.queries.empty()) {
     fail("{} tasks, but no query buffer", list.tasks.size());
   }
@@ -175,11 +166,11 @@ void check_forward(const Shape& shape, ScalarType type, ScalarType o_type, const
   if (o_type != type && o_type != accumulator_type(type)) {
     fail("O must have the type of Q or of LSE");
   }
-  expect_list(forward_pass(shape), list);
+  expect_list(shape, /*forward=*/true, list);
 }
 
 void check_backward(const Shape& shape, const TaskList& list) {
-  expect_list(backward_pass(shape), list);
+  expect_list(shape, /*forward=*/false, list);
 }
 
 }  // namespace distca::kernels

@@ -20,13 +20,10 @@ Range all_keys(const Task& task) {
   return {task.keys.front().position, task.keys.back().position + task.keys.back().tokens};
 }
 
-/// Query i sees keys [i - left, i + right].
 void cut_task(size_t index, const Task& task, std::vector<VarlenPart>& parts) {
   DISTCA_CHECK(keys_are_consecutive(task.keys), "task {}: a gap between its keys", index);
-  const Mask& mask = task.mask;
-  const int64_t left = mask.window_left < 0 ? kUnlimited : std::min(mask.window_left, kUnlimited);
-  int64_t right = mask.window_right < 0 ? kUnlimited : std::min(mask.window_right, kUnlimited);
-  if (mask.causal) right = 0;
+  const Reach reach = reach_of(task.mask);
+  const int64_t left = reach.left, right = reach.right;
   const Range keys = all_keys(task);
   if (keys.empty()) return;
   const Range queries = intersect({task.q_position, task.q_position + task.q_tokens},
@@ -38,7 +35,7 @@ void cut_task(size_t index, const Task& task, std::vector<VarlenPart>& parts) {
     if (part.empty()) return;
     const Range seen = intersect(keys, {part.begin - left, part.end + right});
     int64_t window = -1;
-    if (mask.window_left >= 0 && right_limited) window = left + right;
+    if (task.mask.window_left >= 0 && right_limited) window = left + right;
     if (!right_limited && part.end - 1 - left > seen.begin) window = left + seen.end - part.end;
     parts.push_back({.task = index,
                      .queries = part,
@@ -105,15 +102,15 @@ std::optional<std::vector<KeyRange>> joined(std::vector<KeyRange> ranges) {
 /// Appends the ranges to what is gathered and sets the row of those parts whose keys they are.
 void gather(const std::vector<KeyRange>& ranges, std::span<const Gathered* const> of,
             std::vector<VarlenPart>& parts, VarlenPlan& plan) {
-  const auto first = static_cast<int64_t>(plan.gathered.size());
-  for (const KeyRange& range : ranges) plan.gathered.push_back({range, plan.gathered_rows()});
+  const size_t first = plan.gathered.size();
+  for (const auto& [buffer, row, tokens, position] : ranges)
+    plan.gathered.push_back({buffer, row, tokens, plan.gathered_rows()});
   for (const Gathered* one : of) {
     VarlenPart& part = parts[one->part];
-    const auto placed =
-        std::find_if(plan.gathered.begin() + first, plan.gathered.end(), [&](const PlacedKeys& p) {
-          return p.keys.position <= part.keys.begin && part.keys.begin < end_of(p.keys);
-        });
-    part.row = placed->row + part.keys.begin - placed->keys.position;
+    const auto range = std::ranges::find_if(
+        ranges, [&](const KeyRange& keys) { return part.keys.begin < end_of(keys); });
+    part.row =
+        plan.gathered[first + (range - ranges.begin())].row + part.keys.begin - range->position;
   }
 }
 

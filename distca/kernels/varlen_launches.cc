@@ -11,6 +11,19 @@
 namespace distca::kernels {
 namespace {
 
+/// Adds a run, as a part of the last one where it adjoins that.
+void add_run(const RowRun& run, std::vector<RowRun>& runs) {
+  if (!runs.empty()) {
+    RowRun& last = runs.back();
+    if (last.buffer == run.buffer && last.from + last.tokens == run.from &&
+        last.row + last.tokens == run.row) {
+      last.tokens += run.tokens;
+      return;
+    }
+  }
+  runs.push_back(run);
+}
+
 // --- forward -------------------------------------------------------------------------------------
 
 /// The properties that parts of one launch have in common, except the class of their lengths.
@@ -120,15 +133,7 @@ std::vector<Sequence> merged(std::span<const VarlenPart> parts) {
 void add_gradients(VarlenLaunch& launch, const TaskList& list, const VarlenPart& whole) {
   for (const KeyRange& range : key_ranges(list.tasks[whole.task], whole.keys)) {
     const int64_t row = whole.row + range.position - whole.keys.begin - launch.key_rows.begin;
-    if (!launch.gradients.empty()) {
-      auto& [keys, first] = launch.gradients.back();
-      if (keys.buffer == range.buffer && keys.row + keys.tokens == range.row &&
-          first + keys.tokens == row) {
-        keys.tokens += range.tokens;
-        continue;
-      }
-    }
-    launch.gradients.push_back({range, row});
+    add_run({range.buffer, range.row, range.tokens, row}, launch.gradients);
   }
 }
 
@@ -196,6 +201,18 @@ int length_class(int64_t rows, const LaunchLimits& limits) {
   int length = 0;
   for (int64_t most = limits.short_rows; most < rows; most *= 4) ++length;
   return length;
+}
+
+std::vector<RowRun> query_runs(const TaskList& list, const VarlenLaunch& launch) {
+  std::vector<RowRun> runs;
+  int64_t row = 0;
+  for (const QueryPiece& piece : launch.pieces) {
+    const Task& task = list.tasks[piece.task];
+    const int64_t from = task.q_row + piece.queries.begin - task.q_position;
+    add_run({task.query_buffer, from, piece.queries.size(), row}, runs);
+    row += piece.queries.size();
+  }
+  return runs;
 }
 
 VarlenPlan plan_forward_launches(ScalarType type, const TaskList& list,

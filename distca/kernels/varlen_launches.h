@@ -81,9 +81,12 @@ bool keys_are_consecutive(std::span<const KeyRange> keys);
 /// (runtime/cuda/cuda_attention.h says which).
 bool is_fused(const Shape& shape, ScalarType type, const Task& task);
 
-/// Keys of the list, and the rows [row, row + keys.tokens) in which a launch has them.
-struct PlacedKeys {
-  KeyRange keys;
+/// Rows [from, from + tokens) of a buffer of the list, which are rows [row, row + tokens) of a
+/// launch.
+struct RowRun {
+  int64_t buffer = 0;
+  int64_t from = 0;
+  int64_t tokens = 0;
   int64_t row = 0;
 };
 
@@ -112,20 +115,26 @@ struct VarlenLaunch {
   /// The number of keys that the operator is given: at least those of the longest sequence.
   int64_t max_keys = 0;
   /// Backward: where dK and dV are added; rows count from key_rows.begin.
-  std::vector<PlacedKeys> gradients{};
+  std::vector<RowRun> gradients{};
 
   int64_t sequences() const { return static_cast<int64_t>(keys_used.size()); }
   int64_t query_rows() const { return cu_seqlens_q.back(); }
+  // Rows of a sequence, as cu_seqlens_q and key_starts count them.
+  Range queries_of(int64_t b) const { return {cu_seqlens_q[b], cu_seqlens_q[b + 1]}; }
+  Range keys_of(int64_t b) const { return {key_starts[b], key_starts[b] + keys_used[b]}; }
 };
+
+/// The rows of a launch's pieces in the query buffers; those that adjoin in a buffer are one run.
+std::vector<RowRun> query_runs(const TaskList& list, const VarlenLaunch& launch);
 
 /// All launches of a list. Whoever plays them makes memory for gathered_rows() keys, and copies the
 /// keys of `gathered` there.
 struct VarlenPlan {
-  std::vector<PlacedKeys> gathered{};
+  std::vector<RowRun> gathered{};
   std::vector<VarlenLaunch> launches{};
 
   int64_t gathered_rows() const {
-    return gathered.empty() ? 0 : gathered.back().row + gathered.back().keys.tokens;
+    return gathered.empty() ? 0 : gathered.back().row + gathered.back().tokens;
   }
 };
 

@@ -167,7 +167,7 @@ TEST(VarlenLaunches, gradients_that_adjoin_in_memory_are_added_at_once) {
   ASSERT_EQ(plan.launches.size(), 1u);
   EXPECT_EQ(plan.launches[0].sequences(), 3);
   ASSERT_EQ(plan.launches[0].gradients.size(), 1u);
-  EXPECT_EQ(plan.launches[0].gradients[0].keys.tokens, 60);
+  EXPECT_EQ(plan.launches[0].gradients[0].tokens, 60);
   expect_like_the_reference(world);
 }
 
@@ -373,9 +373,9 @@ TEST(VarlenLaunches, sequences_without_queries_count_among_those_of_a_launch) {
 /// All numbers of a plan.
 std::vector<int64_t> numbers_of(const VarlenPlan& plan) {
   std::vector<int64_t> all;
-  const auto add_keys = [&all](const std::vector<PlacedKeys>& placed) {
-    for (const auto& [keys, row] : placed)
-      all.insert(all.end(), {keys.buffer, keys.row, keys.tokens, keys.position, row});
+  const auto add_keys = [&all](const std::vector<RowRun>& runs) {
+    for (const auto& [buffer, from, tokens, row] : runs)
+      all.insert(all.end(), {buffer, from, tokens, row});
   };
   add_keys(plan.gathered);
   for (const VarlenLaunch& launch : plan.launches) {

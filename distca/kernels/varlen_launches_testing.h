@@ -149,12 +149,10 @@ class Player {
   Player(World& world, const VarlenPlan& plan, bool backward)
       : world_(world), list_(world.list), plan_(plan) {
     gathered_.emplace(plan.gathered_rows());
-    for (const auto& [keys, row] : plan.gathered) {
-      const KeyBuffer& from = list_.keys[keys.buffer];
-      copy_rows(shifted(from.k, kType, keys.row, 0), gathered_->k.rows(row), keys.tokens, kKvHeads,
-                kDim);
-      copy_rows(shifted(from.v, kType, keys.row, 0), gathered_->v.rows(row), keys.tokens, kKvHeads,
-                kDim);
+    for (const auto& [buffer, from, tokens, row] : plan.gathered) {
+      const KeyBuffer& keys = list_.keys[buffer];
+      copy_rows(shifted(keys.k, kType, from, 0), gathered_->k.rows(row), tokens, kKvHeads, kDim);
+      copy_rows(shifted(keys.v, kType, from, 0), gathered_->v.rows(row), tokens, kKvHeads, kDim);
     }
     for (const VarlenLaunch& launch : plan.launches) {
       check(launch, backward);
@@ -287,12 +285,10 @@ class Player {
       reference_backward(kShape, kType, sequence(launch, b, queries, rows, 0));
     }
     unpack(launch, dq, &QueryBuffer::dq, kDim, true);
-    for (const auto& [keys, row] : launch.gradients) {
-      const KeyBuffer& to = list_.keys[keys.buffer];
-      copy_rows(dk.rows(row), shifted(to.dk, kType, keys.row, 0), keys.tokens, kKvHeads, kDim,
-                true);
-      copy_rows(dv.rows(row), shifted(to.dv, kType, keys.row, 0), keys.tokens, kKvHeads, kDim,
-                true);
+    for (const auto& [buffer, to, tokens, row] : launch.gradients) {
+      const KeyBuffer& keys = list_.keys[buffer];
+      copy_rows(dk.rows(row), shifted(keys.dk, kType, to, 0), tokens, kKvHeads, kDim, true);
+      copy_rows(dv.rows(row), shifted(keys.dv, kType, to, 0), tokens, kKvHeads, kDim, true);
     }
   }
 
@@ -313,9 +309,9 @@ inline void expect_equal(const std::vector<double>& actual, const std::vector<do
 /// Returns true if no key is gathered twice.
 inline bool copies_once(const VarlenPlan& plan) {
   std::set<std::pair<int64_t, int64_t>> seen;  // (buffer, row)
-  for (const PlacedKeys& placed : plan.gathered) {
-    for (int64_t t = 0; t < placed.keys.tokens; ++t) {
-      if (!seen.emplace(placed.keys.buffer, placed.keys.row + t).second) return false;
+  for (const RowRun& run : plan.gathered) {
+    for (int64_t t = 0; t < run.tokens; ++t) {
+      if (!seen.emplace(run.buffer, run.from + t).second) return false;
     }
   }
   return true;

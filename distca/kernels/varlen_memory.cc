@@ -23,32 +23,11 @@ struct RowMemory {
   int64_t number;  // LSE or delta
 };
 
-/// Returns true if the queries of a launch follow one another in one buffer, so that none is
-/// packed.
-bool queries_adjoin(const TaskList& list, const VarlenLaunch& launch) {
-  int64_t buffer = -1, next = 0;
-  for (const QueryPiece& piece : launch.pieces) {
-    const Task& task = list.tasks[piece.task];
-    const int64_t row = task.q_row + piece.queries.begin - task.q_position;
-    if (buffer >= 0 && (task.query_buffer != buffer || row != next)) return false;
-    buffer = task.query_buffer;
-    next = row + piece.queries.size();
-  }
-  return true;
-}
-
-/// Queries and keys of one of a launch's sequences.
-struct SequenceRows {
-  SequenceRows(const VarlenLaunch& launch, int64_t b)
-      : queries(launch.cu_seqlens_q[b + 1] - launch.cu_seqlens_q[b]), keys(launch.keys_used[b]) {}
-  int64_t queries, keys;
-};
-
 /// O and LSE of the sequence that has the most, before they are put among those of all.
 int64_t efficient_forward_memory(const RowMemory& row, const VarlenLaunch& launch) {
   int64_t most = 0;
   for (int64_t b = 0; b < launch.sequences(); ++b)
-    most = std::max(most, SequenceRows(launch, b).queries * (row.o + row.number));
+    most = std::max(most, launch.queries_of(b).size() * (row.o + row.number));
   return most;
 }
 
@@ -116,11 +95,11 @@ int64_t efficient_backward_memory(const Shape& shape, const VarlenLaunch& launch
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   int64_t most = 0;
   for (int64_t b = 0; b < launch.sequences(); ++b) {
-    const SequenceRows rows(launch, b);
-    if (rows.queries == 0) continue;
+    const int64_t queries = launch.queries_of(b).size();
+    if (queries == 0) continue;
     // O, dO x O, its sums, LSE by tiles, dQ; then dK and dV of every query head, and their sums.
-    most = std::max(most, rows.queries * (2 * row.o + 2 * row.number + row.q) +
-                              rows.keys * row.kv * (group + 1));
+    most = std::max(most, queries * (2 * row.o + 2 * row.number + row.q) +
+                              launch.keys_of(b).size() * row.kv * (group + 1));
   }
   return launch.query_rows() * row.q + launch.key_rows.size() * row.kv + most;
 }
@@ -132,7 +111,7 @@ int64_t varlen_forward_memory(const Shape& shape, ScalarType type, const TaskLis
   int64_t bytes = plan.gathered_rows() * row.kv, most = 0;
   // All launches' O and LSE, which is turned by rows, stay until they are put in their places.
   for (const VarlenLaunch& launch : plan.launches) {
-    const int64_t packed = queries_adjoin(list, launch) ? 0 : row.q;
+    const int64_t packed = query_runs(list, launch).size() > 1 ? row.q : 0;
     bytes += launch.query_rows() * (packed + row.o + 2 * row.number);
     if (type == ScalarType::kFloat32) most = std::max(most, efficient_forward_memory(row, launch));
   }
@@ -152,7 +131,7 @@ int64_t varlen_backward_memory(const Shape& shape, ScalarType type, const TaskLi
   int64_t rows = 0, packed = plan.gathered_rows() * row.kv, most = 0;
   bool in_place = plan.launches.size() == 1;
   for (const VarlenLaunch& launch : plan.launches) {
-    const bool adjoin = queries_adjoin(list, launch);
+    const bool adjoin = query_runs(list, launch).size() <= 1;  // so that none is packed
     in_place = in_place && adjoin;
     rows += launch.query_rows();
     if (!adjoin) packed += launch.query_rows() * (row.q + row.number);

@@ -314,11 +314,10 @@ Json with_keys_of_all_versions(Json json, const LlamaConfig& model) {
   const Json written = model.to_hugging_face(0);
   json.erase("rope_parameters");
   json.erase("rope_scaling");
-  for (const char* const key : {"rope_theta", "rope_scaling"})
+  for (const char* const key : {"rope_theta", "rope_scaling", "layer_types"})
     if (written.contains(key)) json[key] = written[key];
   if (written["max_position_embeddings"] > 0)
     json["max_position_embeddings"] = written["max_position_embeddings"];
-  if (written.contains("layer_types")) json["layer_types"] = written["layer_types"];
   if (written.contains("sliding_window") && written["sliding_window"].is_null())
     json["sliding_window"] = nullptr;
   return json;

@@ -33,13 +33,10 @@ void remove_older(const fs::path& path) {
 /// interrupted. Where one gets no name, those that were not there before go.
 class FilesTogether {
  public:
-  FilesTogether() = default;
   ~FilesTogether() {
     std::error_code ignored;
     for (const fs::path& path : new_) fs::remove(path, ignored);
   }
-  FilesTogether(const FilesTogether&) = delete;
-  FilesTogether& operator=(const FilesTogether&) = delete;
 
   AtomicFile& add(const fs::path& path) {
     return *files_.emplace_back(path, std::make_unique<AtomicFile>(path)).second;
@@ -85,41 +82,28 @@ uint16_t to_float16(double x) {
   return sign | static_cast<uint16_t>((magnitude >> kDropped) - ((1023 - 15) << 10));
 }
 
-struct ToFloat32 {
-  static float round(double x) { return static_cast<float>(x); }
-  static bool is_finite(float x) { return std::isfinite(x); }
-};
-struct ToBFloat16 {
-  template <typename From>
-  static uint16_t round(From x) {
-    return kernels::to_bfloat16(x).bits;
-  }
-  static bool is_finite(uint16_t x) { return (x & 0x7f80) != 0x7f80; }
-};
-struct ToFloat16 {
-  static uint16_t round(double x) { return to_float16(x); }
-  static bool is_finite(uint16_t x) { return (x & 0x7c00) != 0x7c00; }
-};
-
-/// Rounds in place: the results lie at the front of `bytes`.
-template <typename From, typename To>
-void round_all(const StoredTensor& to, std::span<std::byte> bytes) {
+/// Rounds in place: the results lie at the front of `bytes`. round() gives the bits of a number, of
+/// which `exponent` are all set where it is not finite.
+template <typename From, typename Round>
+void round_all(const StoredTensor& to, std::span<std::byte> bytes, uint32_t exponent, Round round) {
   for (size_t i = 0; i < bytes.size() / sizeof(From); ++i) {
     From number;
     std::memcpy(&number, bytes.data() + i * sizeof number, sizeof number);
-    const auto rounded = To::round(number);
-    DISTCA_THROW_IF(std::isfinite(number) && !To::is_finite(rounded), ErrorKind::kCheckpoint,
-                    "{} has the number {:g}, which is too large for {}{}", to.name, number,
-                    to.type_name(), to.is_float16 ? "; bfloat16 can hold it" : "");
+    const auto rounded = round(number);
+    DISTCA_THROW_IF(std::isfinite(number) && (rounded & exponent) == exponent,
+                    ErrorKind::kCheckpoint, "{} has the number {:g}, which is too large for {}{}",
+                    to.name, number, to.type_name(), to.is_float16 ? "; bfloat16 can hold it" : "");
     std::memcpy(bytes.data() + i * sizeof rounded, &rounded, sizeof rounded);
   }
 }
 
 template <typename From>
 void round_from(const StoredTensor& to, std::span<std::byte> bytes) {
-  if (to.is_float16) return round_all<From, ToFloat16>(to, bytes);
-  if (to.type == ScalarType::kBFloat16) return round_all<From, ToBFloat16>(to, bytes);
-  round_all<From, ToFloat32>(to, bytes);
+  if (to.is_float16) return round_all<From>(to, bytes, 0x7c00, to_float16);
+  if (to.type == ScalarType::kBFloat16)
+    return round_all<From>(to, bytes, 0x7f80, [](From x) { return kernels::to_bfloat16(x).bits; });
+  round_all<From>(to, bytes, 0x7f80'0000,
+                  [](From x) { return std::bit_cast<uint32_t>(static_cast<float>(x)); });
 }
 
 StoredTensor as_type(const StoredTensor& given, WeightsType type) {

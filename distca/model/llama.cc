@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -128,8 +129,7 @@ std::shared_ptr<const Llama::Rope> Llama::rope(const at::Tensor& positions) cons
 
 std::shared_ptr<const Llama::Rope> Llama::part_of(const Rope& rope, int64_t begin,
                                                   int64_t count) const {
-  return std::make_shared<Rope>(Rope{.cosines = rope.cosines.narrow(0, begin, count),
-                                     .sines = rope.sines.narrow(0, begin, count)});
+  return std::make_shared<Rope>(rope.part(begin, count));
 }
 
 at::Tensor Llama::embed(const at::Tensor& ids) const {
@@ -160,25 +160,17 @@ void Llama::embed_backward(const Occurrences& ids, const at::Tensor& d_x) const 
   sum.index_add_(0, ids.tokens, rows);
 }
 
-void Llama::State::place(const LayerWeights& w, const std::vector<at::Tensor>& rows,
-                         const Rope& rope, at::Tensor* q, at::Tensor* k, at::Tensor* v,
-                         PreAttention* left) const {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> Llama::State::place(
+    const LayerWeights& w, const std::vector<at::Tensor>& rows, const Rope& rope,
+    PreAttention* left) const {
   const auto heads = [&](size_t i) {
     return rows[i].view({rows[i].size(0), rows[i].size(1) / config.head_dim, config.head_dim});
   };
-  *v = heads(2);
-  if (config.has_qk_norm()) {
-    const auto placed = [&](const at::Tensor& norm, const at::Tensor& of, at::Tensor* factors) {
-      return norm_rotate(of, norm, config.rms_norm_eps, rope.cosines, rope.sines, factors);
-    };
-    left->q = heads(0);
-    left->k = heads(1);
-    *q = placed(w.q_norm, left->q, &left->q_factors);
-    *k = placed(w.k_norm, left->k, &left->k_factors);
-  } else {
-    *q = rotate(heads(0), rope.cosines, rope.sines);
-    *k = rotate(heads(1), rope.cosines, rope.sines);
-  }
+  if (!config.has_qk_norm()) return {rotate(heads(0), rope), rotate(heads(1), rope), heads(2)};
+  left->q = heads(0);
+  left->k = heads(1);
+  return {norm_rotate(left->q, w.q_norm, config.rms_norm_eps, rope, &left->q_factors),
+          norm_rotate(left->k, w.k_norm, config.rms_norm_eps, rope, &left->k_factors), heads(2)};
 }
 
 void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q,
@@ -190,7 +182,7 @@ void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::
   const std::vector<at::Tensor> rows =
       norm_linear(x, w.input_norm, s.config.rms_norm_eps, {w.q.used, w.k.used, w.v.used}, w.biases,
                   keep, kept != nullptr ? &left.norm : nullptr);
-  s.place(w, rows, rope, q, k, v, &left);
+  std::tie(*q, *k, *v) = s.place(w, rows, rope, &left);
   if (kept != nullptr) *kept = std::make_shared<PreAttention>(std::move(left));
 }
 
@@ -200,9 +192,8 @@ std::vector<at::Tensor> Llama::State::unplace(const LayerWeights& w, const PreAt
                                               bool is_left) const {
   const auto unplaced = [&](const at::Tensor& d_y, const at::Tensor& norm, const at::Tensor& of,
                             const at::Tensor& factors) {
-    if (!norm.defined()) return rotate_backward(d_y, rope.cosines, rope.sines);
-    const auto [d_x, d_norm] =
-        norm_rotate_backward(d_y, of, norm, factors, rope.cosines, rope.sines);
+    if (!norm.defined()) return rotate(d_y, rope, /*direction=*/-1);
+    const auto [d_x, d_norm] = norm_rotate_backward(d_y, of, norm, factors, rope);
     add(norm, d_norm);
     return d_x;
   };

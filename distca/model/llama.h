@@ -35,7 +35,9 @@ class Tensor;
 
 namespace distca {
 
-enum class Keep : unsigned char;  // model/operators.h
+// Both are defined in model/operators.h.
+enum class Keep : unsigned char;
+struct Rope;
 
 /// The initial value of what this rank holds of a weight, drawn in fp32 on the CPU from (seed,
 /// name): the same on every rank, machine and device, for every dtype and number of threads, and
@@ -62,7 +64,7 @@ class Llama {
   const Stage& stage() const;
 
   /// Cosines and sines of some positions, which all layers of a nano-batch share.
-  struct Rope;
+  using Rope = distca::Rope;
   /// `positions` [T] int64 are those in the document.
   std::shared_ptr<const Rope> rope(const at::Tensor& positions) const;
   /// Cosines and sines of `count` of the positions, from `begin` on.

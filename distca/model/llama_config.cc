@@ -217,31 +217,23 @@ Json LlamaConfig::to_hugging_face(int64_t tokens) const {
   const Family family = family_of(*this);
   Json json = {{"architectures", {fmt::format("{}ForCausalLM", family.name)}},
                {"model_type", family.model_type},
-               {"vocab_size", vocab_size},
-               {"hidden_size", hidden_size},
-               {"intermediate_size", intermediate_size},
-               {"num_hidden_layers", num_hidden_layers},
-               {"num_attention_heads", num_attention_heads},
-               {"num_key_value_heads", num_key_value_heads},
-               {"head_dim", head_dim},
-               {"rope_theta", rope_theta},
-               {"rms_norm_eps", rms_norm_eps},
-               {"initializer_range", initializer_range},
                {"tie_word_embeddings", tie_word_embeddings},
-               {"max_position_embeddings", std::max(tokens, max_position_embeddings)},
                {"hidden_act", "silu"},
                {"attention_bias", false},
                {"mlp_bias", false},
                {"bos_token_id", nullptr},  // else Llama's own, which are other text here
                {"eos_token_id", nullptr},
                {"torch_dtype", dtype == ScalarType::kFloat64 ? "float64" : "float32"}};
+  for (const Number& number : numbers())
+    std::visit([&](auto member) { json[std::string(number.key)] = this->*member; }, number.value);
+  json["max_position_embeddings"] = std::max(tokens, max_position_embeddings);
   // The spelling of transformers 4, which 5 reads, too.
   const RopeScaling scaling = parse_rope_scaling(rope_parameters, "model.rope_parameters");
   if (!rope_parameters.empty()) json["rope_scaling"] = scaling.to_hugging_face();
   if (scaling.type == RopeScaling::Type::kYarn)
     json["max_position_embeddings"] = scaling.original_max_position_embeddings;
   const bool slides = windows().back() > 0;
-  if (slides) json["sliding_window"] = sliding_window;
+  if (!slides) json.erase("sliding_window");
   if (windows_differ()) json["layer_types"] = layer_types;
   if (model_type == ModelType::kLlama) return json;
   if (has_qkv_bias()) json.erase("attention_bias");  // Qwen2 has it of Q, K and V, and no such key

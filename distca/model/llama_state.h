@@ -5,6 +5,7 @@
 // <ATen/ATen.h> before this header. Thread rule: as Llama.
 
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -39,11 +40,6 @@ struct LayerWeights {
 inline at::Tensor flat(const at::Tensor& x) {
   return x.reshape({x.size(0), x.size(1) * x.size(2)});
 }
-
-struct Llama::Rope {
-  at::Tensor cosines;  // [T, 1, D], as rotate() wants them
-  at::Tensor sines;
-};
 
 struct Llama::Occurrences {
   at::Tensor tokens;  // int64, ascending
@@ -123,8 +119,9 @@ struct Llama::State {
 
   /// Makes Q, K and V of their products `rows` [T, heads * D]: norms of heads and RoPE. `left`
   /// takes what backward needs of them.
-  void place(const LayerWeights& w, const std::vector<at::Tensor>& rows, const Rope& rope,
-             at::Tensor* q, at::Tensor* k, at::Tensor* v, PreAttention* left) const;
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> place(const LayerWeights& w,
+                                                       const std::vector<at::Tensor>& rows,
+                                                       const Rope& rope, PreAttention* left) const;
   /// The gradients by these products. V's has memory of its own where `is_left`.
   std::vector<at::Tensor> unplace(const LayerWeights& w, const PreAttention& kept, const Rope& rope,
                                   const at::Tensor& d_q, const at::Tensor& d_k,

@@ -76,7 +76,7 @@ bool has_norm_kernel(const at::Tensor& x, at::ScalarType type) {
   return x.is_cuda() && x.numel() > 0 && x.scalar_type() == type;
 }
 
-/// Gives the same as normed(), by that kernel. It computes in fp32, and takes the weight, as it
+/// Gives the same as norm_rows(), by that kernel. It computes in fp32, and takes the weight, as it
 /// gives its gradient, in the type of x.
 std::pair<at::Tensor, at::Tensor> fused_norm(const at::Tensor& x, const at::Tensor& weight,
                                              double eps) {
@@ -91,9 +91,10 @@ std::pair<at::Tensor, at::Tensor> fused_norm_backward(const at::Tensor& d_y, con
   return {d_x, in_type(d_weight, weight.scalar_type())};
 }
 
-/// Gives rms_norm(x) * weight in `type`, and the factors [T, 1] of the rows.
-std::pair<at::Tensor, at::Tensor> normed(const at::Tensor& x, const at::Tensor& weight, double eps,
-                                         at::ScalarType type) {
+}  // namespace
+
+std::pair<at::Tensor, at::Tensor> norm_rows(const at::Tensor& x, const at::Tensor& weight,
+                                            double eps, at::ScalarType type) {
   if (has_norm_kernel(x, type)) return fused_norm(x, weight, eps);
   at::Tensor factors = at::empty({x.size(0), 1}, weight.options());
   const auto write = [&](at::Tensor rows, int64_t begin, int64_t count) {
@@ -106,21 +107,21 @@ std::pair<at::Tensor, at::Tensor> normed(const at::Tensor& x, const at::Tensor& 
   return {filled(x, weight.scalar_type(), type, write), factors};
 }
 
-/// y = x * factors * weight again.
-at::Tensor normed_again(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& factors,
-                        double eps, at::ScalarType type) {
+at::Tensor Normed::again(const at::Tensor& x, const at::Tensor& weight, double eps,
+                         at::ScalarType type) const {
+  if (rows.defined()) return rows;
   if (has_norm_kernel(x, type)) return fused_norm(x, weight, eps).first;
-  const auto write = [&](at::Tensor rows, int64_t begin, int64_t count) {
+  const auto write = [&](at::Tensor y, int64_t begin, int64_t count) {
     const at::Tensor wide = in_type(part_of(x, begin, count), weight.scalar_type());
-    at::mul_out(rows, wide, part_of(factors, begin, count)).mul_(weight);
+    at::mul_out(y, wide, part_of(factors, begin, count)).mul_(weight);
   };
   return filled(x, weight.scalar_type(), type, write);
 }
 
-/// The gradients by x and by the weight. But for the kernel's, the former takes the place of `d_y`.
-std::pair<at::Tensor, at::Tensor> norm_backward(const at::Tensor& d_y, const at::Tensor& x,
-                                                const at::Tensor& weight,
-                                                const at::Tensor& factors) {
+// But for the kernel's, the gradient by x takes the place of `d_y`.
+std::pair<at::Tensor, at::Tensor> norm_rows_backward(const at::Tensor& d_y, const at::Tensor& x,
+                                                     const at::Tensor& weight,
+                                                     const at::Tensor& factors) {
   if (has_norm_kernel(x, d_y.scalar_type())) return fused_norm_backward(d_y, x, weight, factors);
   const at::ScalarType type = weight.scalar_type();
   const int64_t blocks = blocks_of(x);
@@ -145,41 +146,24 @@ std::pair<at::Tensor, at::Tensor> norm_backward(const at::Tensor& d_y, const at:
   return {d_y, blocks == 1 ? d_weights : d_weights.sum(0)};
 }
 
-at::Tensor rotated(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines,
-                   double direction) {
-  const at::ScalarType type = cosines.scalar_type();
+Rope Rope::part(int64_t begin, int64_t count) const {
+  return {part_of(cosines, begin, count), part_of(sines, begin, count)};
+}
+
+at::Tensor rotate(const at::Tensor& x, const Rope& rope, double direction) {
+  const at::ScalarType type = rope.cosines.scalar_type();
   if (as_on_device(x.get_device())) {
     // A device's kernels convert what they read and write, so x is neither widened nor rounded in a
     // pass of its own.
     at::Tensor y = at::empty(x.sizes(), x.options());
-    return at::addcmul_out(y, x * cosines, x.roll(x.size(-1) / 2, -1), sines, direction);
+    return at::addcmul_out(y, x * rope.cosines, x.roll(x.size(-1) / 2, -1), rope.sines, direction);
   }
   return filled(x, type, x.scalar_type(), [&](at::Tensor rows, int64_t begin, int64_t count) {
     const at::Tensor wide = in_type(part_of(x, begin, count), type);
-    at::mul_out(rows, wide, part_of(cosines, begin, count));
+    at::mul_out(rows, wide, part_of(rope.cosines, begin, count));
     // Whole rows at a time: ATen's loops over half a head are twice as slow.
-    rows.addcmul_(wide.roll(x.size(-1) / 2, -1), part_of(sines, begin, count), direction);
+    rows.addcmul_(wide.roll(x.size(-1) / 2, -1), part_of(rope.sines, begin, count), direction);
   });
-}
-
-}  // namespace
-
-at::Tensor Normed::again(const at::Tensor& x, const at::Tensor& weight, double eps,
-                         at::ScalarType type) const {
-  return rows.defined() ? rows : normed_again(x, weight, factors, eps, type);
-}
-
-at::Tensor norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps, at::ScalarType type,
-                     at::Tensor* factors) {
-  auto [h, of_rows] = normed(x, weight, eps, type);
-  if (factors != nullptr) *factors = of_rows;
-  return h;
-}
-
-std::pair<at::Tensor, at::Tensor> norm_rows_backward(const at::Tensor& d_y, const at::Tensor& x,
-                                                     const at::Tensor& weight,
-                                                     const at::Tensor& factors) {
-  return norm_backward(d_y, x, weight, factors);
 }
 
 std::vector<at::Tensor> products(const at::Tensor& rows, const std::vector<at::Tensor>& matrices,
@@ -207,7 +191,7 @@ std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weigh
                                     const std::vector<at::Tensor>& biases, Keep keep,
                                     Normed* kept) {
   DISTCA_CHECK(!matrices.empty(), "no matrices");
-  const auto [h, factors] = normed(x, weight, eps, matrices[0].scalar_type());
+  const auto [h, factors] = norm_rows(x, weight, eps, matrices[0].scalar_type());
   if (kept != nullptr)
     *kept = {.factors = factors, .rows = keep == Keep::kProducts ? h : at::Tensor()};
   return products(h, matrices, biases);
@@ -219,7 +203,7 @@ std::pair<at::Tensor, at::Tensor> norm_linear_backward(const Normed& kept, const
                                                        const std::vector<at::Tensor>& d_results) {
   at::Tensor d_h = at::empty({d_results[0].size(0), matrices[0].size(1)}, d_results[0].options());
   sum_of_products(d_results, matrices, d_h);
-  return norm_backward(d_h, x, weight, kept.factors);
+  return norm_rows_backward(d_h, x, weight, kept.factors);
 }
 
 at::Tensor matrix_gradient(const at::Tensor& d_y, const at::Tensor& rows) {
@@ -256,17 +240,8 @@ void swiglu_backward(const at::Tensor& gate, const at::Tensor& up, at::Tensor& d
   });
 }
 
-at::Tensor rotate(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines) {
-  return rotated(x, cosines, sines, 1);
-}
-
-at::Tensor rotate_backward(const at::Tensor& d_y, const at::Tensor& cosines,
-                           const at::Tensor& sines) {
-  return rotated(d_y, cosines, sines, -1);
-}
-
-at::Tensor norm_rotate(const at::Tensor& x, const at::Tensor& weight, double eps,
-                       const at::Tensor& cosines, const at::Tensor& sines, at::Tensor* factors) {
+at::Tensor norm_rotate(const at::Tensor& x, const at::Tensor& weight, double eps, const Rope& rope,
+                       at::Tensor* factors) {
   at::Tensor y = at::empty_like(x);
   *factors = at::empty({x.size(0), x.size(1), 1}, weight.options());
   for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
@@ -274,8 +249,7 @@ at::Tensor norm_rotate(const at::Tensor& x, const at::Tensor& weight, double eps
     at::Tensor factor = part_of(*factors, begin, count);
     at::mean_out(factor, wide * wide, -1, /*keepdim=*/true).add_(eps).rsqrt_();
     const at::Tensor normed = (wide * factor).mul_(weight);
-    part_of(y, begin, count)
-        .copy_(rotated(normed, part_of(cosines, begin, count), part_of(sines, begin, count), 1));
+    part_of(y, begin, count).copy_(rotate(normed, rope.part(begin, count)));
   });
   return y;
 }
@@ -283,8 +257,7 @@ at::Tensor norm_rotate(const at::Tensor& x, const at::Tensor& weight, double eps
 std::pair<at::Tensor, at::Tensor> norm_rotate_backward(const at::Tensor& d_y, const at::Tensor& x,
                                                        const at::Tensor& weight,
                                                        const at::Tensor& factors,
-                                                       const at::Tensor& cosines,
-                                                       const at::Tensor& sines) {
+                                                       const Rope& rope) {
   const int64_t blocks = blocks_of(x);
   at::Tensor d_x = at::empty_like(x);
   at::Tensor d_weights = at::zeros({blocks, weight.size(0)}, weight.options());
@@ -293,8 +266,8 @@ std::pair<at::Tensor, at::Tensor> norm_rotate_backward(const at::Tensor& d_y, co
     // The rows without their lengths, and the gradient by these times the weight.
     const at::Tensor even = in_type(part_of(x, begin, count), weight.scalar_type()) * factor;
     const at::Tensor d_normed =
-        rotated(in_type(part_of(d_y, begin, count), weight.scalar_type()),
-                part_of(cosines, begin, count), part_of(sines, begin, count), -1);
+        rotate(in_type(part_of(d_y, begin, count), weight.scalar_type()), rope.part(begin, count),
+               /*direction=*/-1);
     at::Tensor of_block = d_weights.select(0, block);
     at::sum_out(of_block, d_normed * even, at::IntArrayRef{0, 1});
     const at::Tensor d_even = d_normed * weight;

@@ -6,7 +6,7 @@
 //
 //     Normed kept;
 //     auto qkv = norm_linear(x, weight, eps, {w_q, w_k, w_v}, {}, Keep::kProducts, &kept);
-//     q = rotate(qkv[0], cosines, sines);
+//     q = rotate(qkv[0], rope);
 //     ...
 //     const at::Tensor h = kept.again(x, weight, eps, type);  // what the matrices have read
 //     d_w_q = matrix_gradient(d_qkv[0], h);
@@ -53,10 +53,9 @@ std::pair<at::Tensor, at::Tensor> norm_linear_backward(const Normed& kept, const
 
 // The two halves of norm_linear(), for rows that others gather in between.
 
-/// x [T, C] -> rms_norm(x) * weight in `type`. `factors` becomes [T, 1], which backward needs; it
-/// may be null.
-at::Tensor norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps, at::ScalarType type,
-                     at::Tensor* factors);
+/// x [T, C] -> rms_norm(x) * weight in `type`, and the factors [T, 1], which backward needs.
+std::pair<at::Tensor, at::Tensor> norm_rows(const at::Tensor& x, const at::Tensor& weight,
+                                            double eps, at::ScalarType type);
 /// The gradients by x and by the weight. The former may take the place of `d_y`.
 std::pair<at::Tensor, at::Tensor> norm_rows_backward(const at::Tensor& d_y, const at::Tensor& x,
                                                      const at::Tensor& weight,
@@ -83,21 +82,23 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 void swiglu_backward(const at::Tensor& gate, const at::Tensor& up, at::Tensor& d_gate,
                      at::Tensor& d_up);
 
-/// RoPE in Hugging Face's half-split form: x [T, heads, D], cosines and sines [T, 1, D], in whose
-/// type it is computed. Both halves have the same angles; the sines of the first one are negated.
-at::Tensor rotate(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines);
-at::Tensor rotate_backward(const at::Tensor& d_y, const at::Tensor& cosines,
-                           const at::Tensor& sines);
+/// Cosines and sines [T, 1, D] of some positions, in the type in which RoPE is computed. Both
+/// halves have the same angles; the sines of the first one are negated.
+struct Rope {
+  at::Tensor cosines, sines;
+
+  Rope part(int64_t begin, int64_t count) const;
+};
+/// RoPE of x [T, heads, D] in Hugging Face's half-split form. Backward turns in direction -1.
+at::Tensor rotate(const at::Tensor& x, const Rope& rope, double direction = 1);
 
 /// rotate() of rms_norm(x) * weight, the norm of each head; weight [D]. `factors` becomes
 /// [T, heads, 1], which backward needs.
-at::Tensor norm_rotate(const at::Tensor& x, const at::Tensor& weight, double eps,
-                       const at::Tensor& cosines, const at::Tensor& sines, at::Tensor* factors);
+at::Tensor norm_rotate(const at::Tensor& x, const at::Tensor& weight, double eps, const Rope& rope,
+                       at::Tensor* factors);
 /// The gradients by x and by the weight.
 std::pair<at::Tensor, at::Tensor> norm_rotate_backward(const at::Tensor& d_y, const at::Tensor& x,
                                                        const at::Tensor& weight,
-                                                       const at::Tensor& factors,
-                                                       const at::Tensor& cosines,
-                                                       const at::Tensor& sines);
+                                                       const at::Tensor& factors, const Rope& rope);
 
 }  // namespace distca

@@ -76,7 +76,7 @@ at::Tensor norm_of_float(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 /// Cosines and sines for rows x [T, heads, 32] at positions from 0 on, as rotate() wants them.
-std::pair<at::Tensor, at::Tensor> tables(const at::Tensor& x) {
+Rope tables(const at::Tensor& x) {
   const at::ScalarType wide = at::promote_types(x.scalar_type(), at::kFloat);
   const at::Tensor angles =
       at::arange(x.size(0), wide).view({x.size(0), 1, 1}).expand({x.size(0), 1, 16});
@@ -137,10 +137,9 @@ std::vector<Case> cases_of_rotate() {
   return {
       {"rotate",
        [](const Tensors& in, Keep) {
-         const auto [cosines, sines] = tables(in[0]);
-         return Played{{rotate(in[0], cosines, sines)},
-                       [cosines = cosines, sines = sines](const Tensors& d_results) {
-                         return Tensors{rotate_backward(d_results[0], cosines, sines)};
+         const Rope rope = tables(in[0]);
+         return Played{{rotate(in[0], rope)}, [=](const Tensors& d_results) {
+                         return Tensors{rotate(d_results[0], rope, /*direction=*/-1)};
                        }};
        },
        [](const Tensors& in) {
@@ -152,12 +151,12 @@ std::vector<Case> cases_of_rotate() {
        }},
       {"norm_rotate",
        [](const Tensors& in, Keep) {
-         const auto [cosines, sines] = tables(in[0]);
+         const Rope rope = tables(in[0]);
          at::Tensor factors;
-         const at::Tensor y = norm_rotate(in[0], in[1], 1e-5, cosines, sines, &factors);
-         return Played{{y}, [=, cosines = cosines, sines = sines](const Tensors& d_results) {
-                         const auto [d_x, d_weight] = norm_rotate_backward(
-                             d_results[0], in[0], in[1], factors, cosines, sines);
+         const at::Tensor y = norm_rotate(in[0], in[1], 1e-5, rope, &factors);
+         return Played{{y}, [=](const Tensors& d_results) {
+                         const auto [d_x, d_weight] =
+                             norm_rotate_backward(d_results[0], in[0], in[1], factors, rope);
                          return Tensors{d_x, d_weight};
                        }};
        },

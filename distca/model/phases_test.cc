@@ -92,11 +92,11 @@ struct RecordedRotate : torch::autograd::Function<RecordedRotate> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& cosines, const at::Tensor& sines) {
     context->save_for_backward({cosines, sines});
-    return rotate(x, cosines, sines);
+    return rotate(x, {cosines, sines});
   }
   static variable_list backward(AutogradContext* context, const variable_list& d_results) {
     const variable_list saved = context->get_saved_variables();
-    return {rotate_backward(d_results[0], saved[0], saved[1]), {}, {}};
+    return {rotate(d_results[0], {saved[0], saved[1]}, /*direction=*/-1), {}, {}};
   }
 };
 
@@ -104,13 +104,13 @@ struct RecordedNormRotate : torch::autograd::Function<RecordedNormRotate> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             double eps, const at::Tensor& cosines, const at::Tensor& sines) {
     at::Tensor factors;
-    const at::Tensor y = norm_rotate(x, weight, eps, cosines, sines, &factors);
+    const at::Tensor y = norm_rotate(x, weight, eps, {cosines, sines}, &factors);
     context->save_for_backward({x, weight, factors, cosines, sines});
     return y;
   }
   static variable_list backward(AutogradContext* context, const variable_list& d_results) {
     const variable_list s = context->get_saved_variables();
-    const auto [d_x, d_weight] = norm_rotate_backward(d_results[0], s[0], s[1], s[2], s[3], s[4]);
+    const auto [d_x, d_weight] = norm_rotate_backward(d_results[0], s[0], s[1], s[2], {s[3], s[4]});
     return {d_x, d_weight, {}, {}, {}};
   }
 };

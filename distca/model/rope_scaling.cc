@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <numbers>
-#include <utility>
 #include <vector>
 
 #include "distca/base/json_field.h"
@@ -13,10 +12,7 @@ namespace distca {
 namespace {
 
 using Type = RopeScaling::Type;
-constexpr std::array<std::pair<const char*, Type>, 4> kTypes = {{{"default", Type::kDefault},
-                                                                 {"linear", Type::kLinear},
-                                                                 {"llama3", Type::kLlama3},
-                                                                 {"yarn", Type::kYarn}}};
+constexpr const char* kLength = "original_max_position_embeddings";
 constexpr int64_t kMostTokens = int64_t{1} << 40;
 constexpr double kMostFactor = 1e9;  // the largest factor or number of rotations
 
@@ -24,22 +20,23 @@ constexpr double kMostFactor = 1e9;  // the largest factor or number of rotation
 constexpr std::array<std::string_view, 3> kIgnoredByYarn = {"attn_factor", "extrapolation_factor",
                                                             "finetuned"};
 
-std::vector<std::string_view> fields_of(Type type) {
-  switch (type) {
-    case Type::kDefault:
-      return {};
-    case Type::kLinear:
-      return {"factor"};
-    case Type::kLlama3:
-      return {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"};
-    case Type::kYarn:
-      return {"factor",           "original_max_position_embeddings",
-              "attention_factor", "beta_fast",
-              "beta_slow",        "mscale",
-              "mscale_all_dim",   "truncate"};
-  }
-  return {};
+/// How config.json says a type.
+struct TypeInfo {
+  std::string name;
+  std::vector<std::string> fields;  // but for the type's own
+};
+/// [Type]
+const std::vector<TypeInfo>& types() {
+  static const std::vector<TypeInfo> all = {
+      {"default", {}},
+      {"linear", {"factor"}},
+      {"llama3", {"factor", kLength, "low_freq_factor", "high_freq_factor"}},
+      {"yarn",
+       {"factor", kLength, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+        "truncate"}}};
+  return all;
 }
+const TypeInfo& info_of(Type type) { return types()[static_cast<size_t>(type)]; }
 
 bool has(const Json& json, const char* key) { return json.contains(key) && !json[key].is_null(); }
 
@@ -48,10 +45,10 @@ Type read_type(const Json& json, const JsonField& field) {
   const char* const key = has(json, "rope_type") ? "rope_type" : "type";
   if (!has(json, key)) return Type::kDefault;
   const std::string word = field[key].text();
-  const auto found = std::ranges::find_if(kTypes, [&](const auto& t) { return word == t.first; });
-  field[key].expect(found != kTypes.end(), "default, linear, llama3 or yarn");
+  const auto found = std::ranges::find(types(), word, &TypeInfo::name);
+  field[key].expect(found != types().end(), "default, linear, llama3 or yarn");
   if (has(json, "type")) field["type"].expect(json["type"] == word, "as rope_type");
-  return found->second;
+  return static_cast<Type>(found - types().begin());
 }
 
 double positive(const JsonField& field, const char* key) {
@@ -86,9 +83,9 @@ void read_yarn(const Json& json, const JsonField& field, RopeScaling* scaling) {
 /// Throws if the object has a field that is not one of this type.
 void check_fields(const Json& json, std::string_view place, Type type,
                   std::vector<std::string>* notes) {
-  const std::vector<std::string_view> known = fields_of(type);
   for (const auto& [key, value] : json.items()) {
-    if (key == "rope_type" || key == "type" || std::ranges::count(known, key) > 0) continue;
+    if (key == "rope_type" || key == "type" || std::ranges::count(info_of(type).fields, key) > 0)
+      continue;
     const bool is_ignored = value.is_null() || value == false ||
                             (type == Type::kYarn && std::ranges::count(kIgnoredByYarn, key) > 0);
     DISTCA_THROW_IF(!is_ignored, ErrorKind::kConfig, "{}: {} is not known for this rope_type",
@@ -134,38 +131,31 @@ void apply_yarn(const RopeScaling& s, std::span<double> frequencies, double thet
 }  // namespace
 
 double RopeScaling::apply(std::span<double> frequencies, double theta) const {
-  switch (type) {
-    case Type::kDefault:
-      return 1;
-    case Type::kLinear:
-      for (double& frequency : frequencies) frequency /= factor;
-      return 1;
-    case Type::kLlama3:
-      apply_llama3(*this, frequencies);
-      return 1;
-    case Type::kYarn:
-      apply_yarn(*this, frequencies, theta);
-      return attention_factor.value_or(yarn_attention(factor, 1));
+  if (type == Type::kLinear) {
+    for (double& frequency : frequencies) frequency /= factor;
+  } else if (type == Type::kLlama3) {
+    apply_llama3(*this, frequencies);
+  } else if (type == Type::kYarn) {
+    apply_yarn(*this, frequencies, theta);
+    return attention_factor.value_or(yarn_attention(factor, 1));
   }
   return 1;
 }
 
 std::string RopeScaling::text() const {
   if (type == Type::kDefault) return "";
-  const auto name = std::ranges::find(kTypes, type, &std::pair<const char*, Type>::second)->first;
-  Json json = {{"rope_type", name}, {"factor", factor}};
-  if (type != Type::kLinear)
-    json["original_max_position_embeddings"] = original_max_position_embeddings;
-  if (type == Type::kLlama3) {
-    json["low_freq_factor"] = low_freq_factor;
-    json["high_freq_factor"] = high_freq_factor;
-  }
-  if (type == Type::kYarn) {
-    json["beta_fast"] = beta_fast;
-    json["beta_slow"] = beta_slow;
-    json["truncate"] = truncate;
-    if (attention_factor) json["attention_factor"] = *attention_factor;
-  }
+  Json all = {{"factor", factor},
+              {kLength, original_max_position_embeddings},
+              {"low_freq_factor", low_freq_factor},
+              {"high_freq_factor", high_freq_factor},
+              {"beta_fast", beta_fast},
+              {"beta_slow", beta_slow},
+              {"truncate", truncate}};
+  if (attention_factor) all["attention_factor"] = *attention_factor;
+  const auto& [name, fields] = info_of(type);
+  Json json = {{"rope_type", name}};
+  for (const std::string& field : fields)
+    if (all.contains(field)) json[field] = all[field];
   return json.dump();
 }
 
@@ -173,7 +163,7 @@ Json RopeScaling::to_hugging_face() const {
   if (type == Type::kDefault) return nullptr;
   Json json = Json::parse(text());
   if (type == Type::kYarn) {
-    json.erase("original_max_position_embeddings");
+    json.erase(kLength);
     json["attention_factor"] = attention_factor.value_or(yarn_attention(factor, 1));
   }
   return json;
@@ -196,7 +186,6 @@ RopeScaling read_rope_scaling(const Json& json, std::string_view place, int64_t 
     scaling.factor = positive(field, "factor");
     return scaling;
   }
-  constexpr const char* kLength = "original_max_position_embeddings";
   scaling.original_max_position_embeddings =
       length > 0 && !has(json, kLength) ? length : field[kLength].whole(1, kMostTokens);
   if (scaling.type == Type::kYarn) {

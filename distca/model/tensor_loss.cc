@@ -82,9 +82,9 @@ at::Tensor TensorPhases::chunk_loss(TensorLoss& messages, const at::Tensor& x,
                                     const at::Tensor& targets, std::span<const int64_t> counts,
                                     double scale, const at::Tensor& d_x) const {
   const Llama::State& s = state_;
-  at::Tensor factors;
-  const at::Tensor h = messages.gather_rows(
-      norm_rows(x, s.final_norm, s.config.rms_norm_eps, s.compute, &factors), counts);
+  auto [normed, factors] = norm_rows(x, s.final_norm, s.config.rms_norm_eps, s.compute);
+  // This rank's own rows end here, before the logits are made (forecast/tensor_walk.cc).
+  const at::Tensor h = messages.gather_rows(std::exchange(normed, at::Tensor()), counts);
   at::Tensor logits = at::linear(h, s.head.used).to(s.main_param);
 
   const Range own = s.own_tokens();

@@ -2,6 +2,7 @@
 
 #include "distca/model/tensor_phases.h"
 
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -62,8 +63,10 @@ const at::Tensor& TensorPhases::norm_weight(int layer, Branch branch) const {
 
 at::Tensor TensorPhases::norm(int layer, Branch branch, const at::Tensor& x,
                               at::Tensor* factors) const {
-  return norm_rows(x, norm_weight(layer, branch), state_.config.rms_norm_eps, state_.compute,
-                   factors);
+  at::Tensor h;
+  std::tie(h, *factors) =
+      norm_rows(x, norm_weight(layer, branch), state_.config.rms_norm_eps, state_.compute);
+  return h;
 }
 
 at::Tensor TensorPhases::norm_again(int layer, Branch branch, const at::Tensor& x,
@@ -85,7 +88,8 @@ void TensorPhases::projections(int layer, const at::Tensor& h, const Llama::Rope
                                std::shared_ptr<Llama::PreAttention>* kept) const {
   const LayerWeights& w = state_.layer(layer);
   Llama::PreAttention left;
-  state_.place(w, products(h, {w.q.used, w.k.used, w.v.used}, w.biases), rope, q, k, v, &left);
+  const std::vector<at::Tensor> rows = products(h, {w.q.used, w.k.used, w.v.used}, w.biases);
+  std::tie(*q, *k, *v) = state_.place(w, rows, rope, &left);
   if (kept != nullptr) *kept = std::make_shared<Llama::PreAttention>(std::move(left));
 }
 
@@ -126,11 +130,11 @@ at::Tensor TensorPhases::out_projection_backward(
 std::shared_ptr<Llama::PostAttention> TensorPhases::mlp_again(int layer,
                                                               const at::Tensor& h) const {
   const LayerWeights& w = state_.layer(layer);
-  Llama::PostAttention inner;
-  inner.gate = at::linear(h, w.gate.used);
-  inner.up = at::linear(h, w.up.used);
-  inner.product = swiglu(inner.gate, inner.up);
-  return std::make_shared<Llama::PostAttention>(std::move(inner));
+  auto inner = std::make_shared<Llama::PostAttention>();
+  inner->gate = at::linear(h, w.gate.used);
+  inner->up = at::linear(h, w.up.used);
+  inner->product = swiglu(inner->gate, inner->up);
+  return inner;
 }
 
 void TensorPhases::mlp(int layer, const at::Tensor& h, Keep keep,

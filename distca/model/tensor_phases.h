@@ -65,7 +65,7 @@ class TensorPhases {
   void embed_backward(const OwnIds& ids, const at::Tensor& d_x) const;
 
   /// x [r, C], the residual stream in front of a branch -> its norm [r, C], which is then gathered
-  /// to h. `factors` becomes [r, 1], which is kept for backward; it may be null.
+  /// to h. `factors` becomes [r, 1], which is kept for backward.
   at::Tensor norm(int layer, Branch branch, const at::Tensor& x, at::Tensor* factors) const;
   /// Computes the result of norm() again.
   at::Tensor norm_again(int layer, Branch branch, const at::Tensor& x,

@@ -83,7 +83,7 @@ void draw(const Llama& model) {
     const at::Tensor& parameter = model.parameters()[i];
     if (!model.weights()[i].is_matrix())
       parameter.copy_(at::randn(parameter.sizes(), at::kDouble) * 0.2 +
-                      (model.weights()[i].is_bias ? 0.0 : 1.0));
+                      (model.weights()[i].is_bias() ? 0.0 : 1.0));
   }
   model.refresh_copies();
 }

@@ -24,37 +24,11 @@ std::vector<int64_t> Weight::held_shape() const {
 }
 
 int64_t Weight::numel() const {
-  int64_t product = 1;
-  for (const Range& side : box) product *= side.size();
-  if (!box.empty()) return product;
-  for (const int64_t size : shape) product *= size;
-  return product;
+  const std::vector<int64_t> sizes = held_shape();
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies());
 }
 
 namespace {
-
-/// Adds the weights that the pre-attention of a layer has in addition to Llama's.
-void add_of_family(const LlamaConfig& config, int layer, std::vector<Weight>* table) {
-  const auto add = [&](const char* name, int64_t size, SplitAxis split, int64_t heads) {
-    table->push_back({.name = fmt::format("model.layers.{}.self_attn.{}", layer, name),
-                      .shape = {size},
-                      .split = split,
-                      .layer = layer,
-                      .phase = WeightPhase::kPreAttention,
-                      .is_bias = heads > 0,
-                      .heads = heads});
-  };
-  const int64_t heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
-  if (config.has_qkv_bias()) {
-    add("q_proj.bias", heads * config.head_dim, SplitAxis::kRows, heads);
-    add("k_proj.bias", kv_heads * config.head_dim, SplitAxis::kRows, kv_heads);
-    add("v_proj.bias", kv_heads * config.head_dim, SplitAxis::kRows, kv_heads);
-  }
-  if (config.has_qk_norm()) {
-    add("q_norm.weight", config.head_dim, SplitAxis::kNone, 0);
-    add("k_norm.weight", config.head_dim, SplitAxis::kNone, 0);
-  }
-}
 
 /// Gives a weight the part that the rank of this place holds.
 void divide(Weight& weight, const TensorPlace& place) {
@@ -75,6 +49,66 @@ void divide(Weight& weight, const TensorPlace& place) {
   weight.holders = {place.index, place.index + 1};
 }
 
+/// All weights, before they are divided.
+std::vector<Weight> whole_table(const LlamaConfig& config) {
+  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
+  const int64_t heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
+  const int64_t dim = config.head_dim, q = heads * dim, kv = kv_heads * dim;
+  const double std_dev = config.initializer_range;
+  // Matrices that write to the residual stream are scaled down with depth, as in GPT-2.
+  const double residual_std =
+      std_dev / std::sqrt(2.0 * static_cast<double>(config.num_hidden_layers));
+  using enum SplitAxis;
+  std::vector<Weight> table;
+  std::string prefix;
+  int layer = kBeforeLayers;
+  OpKind phase = OpKind::kEmbed;
+  const auto add = [&](const char* name, std::vector<int64_t> shape, SplitAxis split,
+                       double initial_std = 0, int64_t of_heads = 0) {
+    table.push_back({.name = prefix + name,
+                     .shape = std::move(shape),
+                     .split = split,
+                     .layer = layer,
+                     .phase = phase,
+                     .initial_std = initial_std,
+                     .heads = of_heads});
+  };
+  add("model.embed_tokens.weight", {config.vocab_size, hidden}, kRows, std_dev);
+  for (layer = 0; layer < config.num_hidden_layers; ++layer) {
+    prefix = fmt::format("model.layers.{}.", layer);
+    phase = OpKind::kAttentionNorm;
+    add("input_layernorm.weight", {hidden}, kNone);
+    phase = OpKind::kPreAttention;
+    add("self_attn.q_proj.weight", {q, hidden}, kRows, std_dev, heads);
+    add("self_attn.k_proj.weight", {kv, hidden}, kRows, std_dev, kv_heads);
+    add("self_attn.v_proj.weight", {kv, hidden}, kRows, std_dev, kv_heads);
+    if (config.has_qkv_bias()) {
+      add("self_attn.q_proj.bias", {q}, kRows, 0, heads);
+      add("self_attn.k_proj.bias", {kv}, kRows, 0, kv_heads);
+      add("self_attn.v_proj.bias", {kv}, kRows, 0, kv_heads);
+    }
+    if (config.has_qk_norm()) {
+      add("self_attn.q_norm.weight", {dim}, kNone);
+      add("self_attn.k_norm.weight", {dim}, kNone);
+    }
+    phase = OpKind::kOutProjection;
+    add("self_attn.o_proj.weight", {hidden, q}, kColumns, residual_std, heads);
+    phase = OpKind::kMlpNorm;
+    add("post_attention_layernorm.weight", {hidden}, kNone);
+    phase = OpKind::kPostAttention;
+    add("mlp.gate_proj.weight", {inner, hidden}, kRows, std_dev);
+    add("mlp.up_proj.weight", {inner, hidden}, kRows, std_dev);
+    add("mlp.down_proj.weight", {hidden, inner}, kColumns, residual_std);
+  }
+  prefix.clear();
+  layer = kAfterLayers;
+  phase = OpKind::kLoss;
+  add("model.norm.weight", {hidden}, kNone);
+  if (!config.tie_word_embeddings)
+    add("lm_head.weight", {config.vocab_size, hidden}, kRows, std_dev);
+  return table;
+}
+
 }  // namespace
 
 void draw_initial_values(const Weight& weight, uint64_t seed, int64_t chunk,
@@ -82,70 +116,13 @@ void draw_initial_values(const Weight& weight, uint64_t seed, int64_t chunk,
   std::span<float> out = values.subspan(static_cast<size_t>(chunk * kNormalChunk));
   out = out.first(std::min(out.size(), static_cast<size_t>(kNormalChunk)));
   if (!weight.is_matrix()) {
-    std::ranges::fill(out, weight.is_bias ? 0.0f : 1.0f);
+    std::ranges::fill(out, weight.is_bias() ? 0.0f : 1.0f);
     return;
   }
   Fnv1a64 hash;
   hash.add(weight.name);
   draw_normal_chunk(seed ^ hash.value(), static_cast<uint64_t>(chunk), weight.initial_std, out);
 }
-
-namespace {
-
-/// All weights, before they are divided.
-std::vector<Weight> whole_table(const LlamaConfig& config) {
-  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
-  const int64_t heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
-  const int64_t q = heads * config.head_dim, kv = kv_heads * config.head_dim;
-  const double std_dev = config.initializer_range;
-  // Matrices that write to the residual stream are scaled down with depth, as in GPT-2.
-  const double residual_std =
-      std_dev / std::sqrt(2.0 * static_cast<double>(config.num_hidden_layers));
-  constexpr SplitAxis kRows = SplitAxis::kRows, kColumns = SplitAxis::kColumns,
-                      kNone = SplitAxis::kNone;
-  std::vector<Weight> table;
-  table.push_back({"model.embed_tokens.weight",
-                   {config.vocab_size, hidden},
-                   kRows,
-                   kBeforeLayers,
-                   WeightPhase::kEmbed,
-                   std_dev});
-  for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
-    WeightPhase phase = WeightPhase::kAttentionNorm;
-    const auto add = [&](const char* name, std::vector<int64_t> shape, SplitAxis split,
-                         double initial_std, int64_t of_heads = 0) {
-      table.push_back({fmt::format("model.layers.{}.{}.weight", layer, name), std::move(shape),
-                       split, layer, phase, initial_std});
-      table.back().heads = of_heads;
-    };
-    add("input_layernorm", {hidden}, kNone, 0);
-    phase = WeightPhase::kPreAttention;
-    add("self_attn.q_proj", {q, hidden}, kRows, std_dev, heads);
-    add("self_attn.k_proj", {kv, hidden}, kRows, std_dev, kv_heads);
-    add("self_attn.v_proj", {kv, hidden}, kRows, std_dev, kv_heads);
-    add_of_family(config, layer, &table);
-    phase = WeightPhase::kOutProjection;
-    add("self_attn.o_proj", {hidden, q}, kColumns, residual_std, heads);
-    phase = WeightPhase::kMlpNorm;
-    add("post_attention_layernorm", {hidden}, kNone, 0);
-    phase = WeightPhase::kPostAttention;
-    add("mlp.gate_proj", {inner, hidden}, kRows, std_dev);
-    add("mlp.up_proj", {inner, hidden}, kRows, std_dev);
-    add("mlp.down_proj", {hidden, inner}, kColumns, residual_std);
-  }
-  table.push_back({"model.norm.weight", {hidden}, kNone, kAfterLayers, WeightPhase::kLoss, 0});
-  if (!config.tie_word_embeddings) {
-    table.push_back({"lm_head.weight",
-                     {config.vocab_size, hidden},
-                     kRows,
-                     kAfterLayers,
-                     WeightPhase::kLoss,
-                     std_dev});
-  }
-  return table;
-}
-
-}  // namespace
 
 std::vector<Weight> weight_table(const LlamaConfig& config) {
   return weight_table(config, whole_model(config));
@@ -158,7 +135,7 @@ std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage) 
   if (embedding.is_tied && stage.is_last()) {
     Weight head = embedding;
     head.layer = kAfterLayers;
-    head.phase = WeightPhase::kLoss;
+    head.phase = OpKind::kLoss;
     table.push_back(std::move(head));
   }
   std::erase_if(table, [&](const Weight& weight) {
@@ -193,8 +170,12 @@ FlatLayout flat_layout(const std::vector<Weight>& weights) {
   return layout;
 }
 
-WeightOffsets weight_offsets(const std::vector<Weight>& weights, int64_t matrix_bytes,
-                             int64_t norm_bytes) {
+WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage,
+                                MainParams main_params) {
+  const std::vector<Weight> weights = weight_table(config, stage);
+  const int64_t main_param = config.dtype == ScalarType::kFloat64 ? 8 : 4;
+  const int64_t of_matrix =
+      main_params == MainParams::kHere ? main_param : element_bytes(config.dtype);
   WeightOffsets offsets{.layout = flat_layout(weights)};
   const FlatLayout& layout = offsets.layout;
   offsets.begins.resize(weights.size());
@@ -204,7 +185,7 @@ WeightOffsets weight_offsets(const std::vector<Weight>& weights, int64_t matrix_
     const int64_t end =
         place + 1 < weights.size() ? layout.begins[layout.order[place + 1]] : layout.elements;
     offsets.begins[i] = offsets.bytes;
-    offsets.element_bytes[i] = weights[i].is_matrix() ? matrix_bytes : norm_bytes;
+    offsets.element_bytes[i] = weights[i].is_matrix() ? of_matrix : main_param;
     offsets.bytes += (end - layout.begins[i]) * offsets.element_bytes[i];
   }
   return offsets;
@@ -214,14 +195,6 @@ int64_t WeightOffsets::of(int64_t element) const {
   const auto begin = [this](size_t i) { return layout.begins[i]; };
   const size_t weight = *(std::ranges::upper_bound(layout.order, element, {}, begin) - 1);
   return begins[weight] + (element - layout.begins[weight]) * element_bytes[weight];
-}
-
-WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage,
-                                MainParams main_params) {
-  const int64_t main_param = config.dtype == ScalarType::kFloat64 ? 8 : 4;
-  return weight_offsets(weight_table(config, stage),
-                        main_params == MainParams::kHere ? main_param : element_bytes(config.dtype),
-                        main_param);
 }
 
 }  // namespace distca

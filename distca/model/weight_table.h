@@ -16,26 +16,15 @@
 
 namespace distca {
 
-struct Stage;  // program/program.h
+// Both are defined in program/program.h.
+enum class OpKind : uint8_t;
+struct Stage;
 
 /// Along which axis of a weight ranks of tensor parallelism divide it.
 enum class SplitAxis : uint8_t {
   kNone,     // every rank has all of it
   kRows,     // out features: q, k, v, gate, up, the embedding and the head
   kColumns,  // in features: o and down
-};
-
-/// The phase that computes with a weight where ranks divide the matrices (program/program.h).
-/// Where they do not, pre-attention has the first norm, too, and post-attention the output
-/// projection and the second norm (llama.h).
-enum class WeightPhase : uint8_t {
-  kEmbed,
-  kAttentionNorm,
-  kPreAttention,
-  kOutProjection,
-  kMlpNorm,
-  kPostAttention,
-  kLoss,
 };
 
 /// The layer of a weight that belongs to none of the numbered ones.
@@ -46,10 +35,12 @@ struct Weight {
   std::string name;            // Hugging Face's
   std::vector<int64_t> shape;  // the full tensor's: [out, in] of a matrix, else [features]
   SplitAxis split = SplitAxis::kNone;
-  int layer = kBeforeLayers;                // from 0, or one of the two above
-  WeightPhase phase = WeightPhase::kEmbed;  // a tied embedding of one stage is used by kLoss, too
+  int layer = kBeforeLayers;  // from 0, or one of the two above
+  /// The phase that computes with it where ranks divide the matrices; a tied embedding of one stage
+  /// is used by kLoss, too. Where ranks do not, pre-attention has the first norm, too, and
+  /// post-attention the output projection and the second norm (llama.h).
+  OpKind phase = {};
   double initial_std = 0;  // std of a matrix's initial normal values; norms begin as ones
-  bool is_bias = false;    // begins as zeros
   /// True if the first and the last stage of a pipeline both hold it: a tied embedding. They sum
   /// its gradient together and update it to the same bits, so the first stage's is the one to save.
   bool is_tied = false;
@@ -63,6 +54,7 @@ struct Weight {
   Range holders = {0, 1};
 
   bool is_matrix() const { return shape.size() == 2; }
+  bool is_bias() const { return name.ends_with(".bias"); }  // begins as zeros
   /// Returns true if AdamW lets it decay. Norms and biases do not.
   bool decays() const { return is_matrix(); }
   /// Returns true if it is the last stage's copy of the first stage's weight.
@@ -119,8 +111,6 @@ struct WeightOffsets {
   /// Returns the byte at which an element of the layout, or its end, lies.
   int64_t of(int64_t element) const;
 };
-WeightOffsets weight_offsets(const std::vector<Weight>& weights, int64_t matrix_bytes,
-                             int64_t norm_bytes);
 
 /// The place where the weights are kept in full precision.
 enum class MainParams : uint8_t {

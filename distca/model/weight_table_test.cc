@@ -58,8 +58,8 @@ TEST(weight_table, other_families_have_further_weights_that_do_not_decay) {
     for (const Weight& weight : weight_table(config)) {
       if (llama.erase(weight.name) > 0) continue;
       EXPECT_FALSE(weight.decays()) << weight.name;
-      EXPECT_EQ(weight.is_bias, type == ModelType::kQwen2) << weight.name;
-      EXPECT_EQ(weight.phase, WeightPhase::kPreAttention) << weight.name;
+      EXPECT_EQ(weight.is_bias(), type == ModelType::kQwen2) << weight.name;
+      EXPECT_EQ(weight.phase, OpKind::kPreAttention) << weight.name;
       const std::string of_layer = fmt::format("model.layers.{}.self_attn.", weight.layer);
       ASSERT_TRUE(weight.name.starts_with(of_layer)) << weight.name;
       EXPECT_TRUE(names.contains(weight.name.substr(of_layer.size()))) << weight.name;
@@ -106,7 +106,7 @@ TEST(weight_table, the_last_stage_has_a_copy_of_a_tied_embedding) {
   EXPECT_EQ(head.name, embedding.name);
   EXPECT_EQ(head.shape, embedding.shape);
   EXPECT_EQ(head.initial_std, embedding.initial_std);
-  EXPECT_EQ(head.phase, WeightPhase::kLoss);
+  EXPECT_EQ(head.phase, OpKind::kLoss);
   EXPECT_EQ(head.layer, kAfterLayers);
 }
 
@@ -143,11 +143,13 @@ TEST(weight_table, ranks_of_tensor_parallelism_hold_heads_and_even_parts_of_the_
 }
 
 TEST(weight_table, a_tied_weight_lies_in_blocks_of_its_own) {
-  const LlamaConfig config{
-      .vocab_size = 50, .hidden_size = 40, .num_hidden_layers = 2, .tie_word_embeddings = true};
-  const auto weights = [&](int stage) {
-    return weight_table(config, {stage, 2, {stage, stage + 1}});
-  };
+  const LlamaConfig config{.vocab_size = 50,
+                           .hidden_size = 40,
+                           .num_hidden_layers = 2,
+                           .tie_word_embeddings = true,
+                           .dtype = ScalarType::kBFloat16};
+  const auto stage = [](int index) { return Stage{index, 2, {index, index + 1}}; };
+  const auto weights = [&](int index) { return weight_table(config, stage(index)); };
   const FlatLayout first = flat_layout(weights(0)), last = flat_layout(weights(1)),
                    whole = flat_layout(weight_table(config));
   EXPECT_EQ(first.begins[0], 0);
@@ -155,7 +157,7 @@ TEST(weight_table, a_tied_weight_lies_in_blocks_of_its_own) {
   EXPECT_EQ(whole.begins[1], round_up(50 * 40, kFlatAlignment)) << "of one stage, no gap";
   EXPECT_EQ(last.begins.back() % kFlatBlock, 0);
   EXPECT_EQ(last.elements, last.begins.back() + kFlatBlock);
-  const WeightOffsets offsets = weight_offsets(weights(1), /*matrix_bytes=*/2, /*norm_bytes=*/4);
+  const WeightOffsets offsets = parameter_offsets(config, stage(1), MainParams::kElsewhere);
   EXPECT_EQ(offsets.of(last.elements) - offsets.of(last.begins.back()), 2 * kFlatBlock);
   EXPECT_EQ(offsets.of(last.elements), offsets.bytes);
 }
@@ -167,11 +169,12 @@ TEST(weight_table, weights_that_several_ranks_hold_lie_first_in_blocks_of_their_
                            .num_attention_heads = 8,
                            .num_key_value_heads = 2,
                            .head_dim = 16,
+                           .dtype = ScalarType::kBFloat16,
                            .model_type = ModelType::kQwen3};
   Stage stage = whole_model(config);
   stage.tensor = {.size = 4, .index = 3};
   const std::vector<Weight> weights = weight_table(config, stage);
-  const WeightOffsets offsets = weight_offsets(weights, /*matrix_bytes=*/2, /*norm_bytes=*/4);
+  const WeightOffsets offsets = parameter_offsets(config, stage, MainParams::kElsewhere);
   const FlatLayout& layout = offsets.layout;
   int64_t end = 0, end_byte = 0, holders = 4;
   for (const size_t i : layout.order) {

@@ -17,6 +17,17 @@ namespace distca {
 /// Time: O(n log n) in tasks, segments and transfers.
 std::vector<ServerLoad> account(const Plan& plan, const AttentionProfile* profile = nullptr);
 
+/// The cost of homes, by which others are compared with documents in their order.
+struct HomeCost {
+  int64_t bytes = 0;   // that travel
+  double load = 0;     // the largest of a server, over its share
+  int64_t tokens = 0;  // the most of a worker
+  /// Returns true if it is in every respect.
+  bool as_good_as(const HomeCost& other) const {
+    return bytes <= other.bytes && load <= other.load && tokens <= other.tokens;
+  }
+};
+
 /// The load of a nano-batch's documents, each as one task.
 int64_t load_of(const NanoBatch& nano_batch, const TaskPrice& price);
 

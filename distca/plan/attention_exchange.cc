@@ -8,27 +8,27 @@
 #include "distca/base/integers.h"
 
 namespace distca {
-namespace {
 
-/// (query, key) pairs of a task under this mask.
-int64_t pairs_of(const ServerTask& task, const Mask& mask) {
-  const Range q{task.q.position, task.q.position + task.q.tokens};
+int64_t pairs_of(const ServerTask& task, const Range& queries, const Mask& mask) {
   int64_t pairs = 0;
-  for (const BufferRows& rows : task.kv) {
-    pairs += mask.pairs(q, {rows.position, rows.position + rows.tokens});
-  }
+  for (const BufferRows& keys : task.kv) pairs += mask.pairs(queries, keys.positions());
   return pairs;
 }
 
+namespace {
+
 /// How many tasks at home are about half of their pairs.
 size_t first_half(const std::vector<ServerTask>& tasks, const std::vector<int32_t>& home) {
+  const auto pairs_at = [&](int32_t task) {
+    return pairs_of(tasks[task], tasks[task].q.positions(), Mask{});
+  };
   int64_t all = 0;
-  for (const int32_t task : home) all += pairs_of(tasks[task], Mask{});
+  for (const int32_t task : home) all += pairs_at(task);
   // The half ends at the task that brings its pairs nearest to a half of all.
   size_t first = 0;
   int64_t pairs = 0, distance = all;
   for (size_t i = 0; i < home.size(); ++i) {
-    pairs += pairs_of(tasks[home[i]], Mask{});
+    pairs += pairs_at(home[i]);
     if (std::abs(all - 2 * pairs) >= distance) break;
     distance = std::abs(all - 2 * pairs);
     first = i + 1;
@@ -51,7 +51,7 @@ void divide_tasks(AttentionExchange& exchange) {
   for (const TaskSet set : {TaskSet::kHomeFirst, TaskSet::kAway, TaskSet::kHomeRest}) {
     int64_t& pairs = exchange.pairs[static_cast<size_t>(set)];
     for (const int32_t task : exchange.tasks_of(set)) {
-      pairs += pairs_of(tasks[task], exchange.shape.mask);
+      pairs += pairs_of(tasks[task], tasks[task].q.positions(), exchange.shape.mask);
     }
     exchange.pairs[static_cast<size_t>(TaskSet::kAll)] += pairs;
   }
@@ -92,9 +92,14 @@ int64_t message_bytes(Content content, const PeerTransfer& transfer, const Atten
 }
 
 void MessageList::add(int peer, int64_t message_bytes) {
+  add_at(peer, buffer_bytes, message_bytes);
+  buffer_bytes = round_up(buffer_bytes, kMessageAlignment);
+}
+
+void MessageList::add_at(int peer, int64_t offset, int64_t message_bytes) {
   if (message_bytes == 0) return;
-  messages.push_back({.peer = peer, .offset = buffer_bytes, .bytes = message_bytes});
-  buffer_bytes += round_up(message_bytes, kMessageAlignment);
+  messages.push_back({.peer = peer, .offset = offset, .bytes = message_bytes});
+  buffer_bytes = std::max(buffer_bytes, offset + message_bytes);
   bytes += message_bytes;
 }
 

@@ -68,13 +68,13 @@ int64_t message_bytes(Content content, const PeerTransfer& transfer, const Atten
 /// into which it is received.
 struct PeerMessage {
   int peer = 0;
-  int64_t offset = 0;  // a multiple of kMessageAlignment
-  int64_t bytes = 0;   // > 0
+  int64_t offset = 0;
+  int64_t bytes = 0;  // > 0
   bool operator==(const PeerMessage&) const = default;
 };
 inline constexpr int64_t kMessageAlignment = 64;
 
-/// Messages that share a buffer. They lie one after another, each at the next multiple of
+/// Messages that share a buffer. Those of add() lie one after another, each at the next multiple of
 /// kMessageAlignment.
 struct MessageList {
   std::vector<PeerMessage> messages;  // ascending peer, each at most once
@@ -85,6 +85,8 @@ struct MessageList {
   /// Adds a message behind the others. The peer must be above those before it. A message of no
   /// bytes is left out.
   void add(int peer, int64_t message_bytes);
+  /// Likewise, at a place of its own in the buffer, which ends with the last of its messages.
+  void add_at(int peer, int64_t offset, int64_t message_bytes);
   /// The message of this peer, or null if there is none.
   const PeerMessage* with(int peer) const;
 };
@@ -142,5 +144,7 @@ AttentionExchange make_attention_exchange(RankExchange rows, const AttentionShap
 
 /// Returns true if the task needs nothing that was received, and its result is not returned.
 bool is_home(const ServerTask& task);
+/// (query, key) pairs under a mask of these queries (positions in the document) of a task.
+int64_t pairs_of(const ServerTask& task, const Range& queries, const Mask& mask);
 
 }  // namespace distca

@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "distca/plan/cuts.h"
+
 namespace distca {
 
 int64_t pairs_of(const AttentionExchange& exchange, const TaskPiece& piece) {
   const ServerTask& task = exchange.rows.tasks[piece.task];
-  const Range queries{task.q.position + piece.queries.begin, task.q.position + piece.queries.end};
-  int64_t pairs = 0;
-  for (const BufferRows& keys : task.kv)
-    pairs += exchange.shape.mask.pairs(queries, {keys.position, keys.position + keys.tokens});
-  return pairs;
+  const int64_t first = task.q.position;
+  return pairs_of(task, {first + piece.queries.begin, first + piece.queries.end},
+                  exchange.shape.mask);
 }
 
 namespace {
@@ -63,12 +63,10 @@ class Pieces {
   int64_t rows_for(int64_t pairs) const {
     const int64_t all = front().queries.size();
     if (pairs_of_first(all) <= pairs) return all;
-    int64_t low = 0, high = ceil_div(all, kCutRows);  // in blocks: at most `pairs`, and more
-    while (high - low > 1) {
-      const int64_t middle = (low + high) / 2;
-      (pairs_of_first(middle * kCutRows) <= pairs ? low : high) = middle;
-    }
-    const int64_t less = low * kCutRows, more = std::min(all, high * kCutRows);
+    const int64_t blocks = bisect(1, ceil_div(all, kCutRows), [&](int64_t count) {
+      return pairs_of_first(count * kCutRows) > pairs;
+    });
+    const int64_t less = (blocks - 1) * kCutRows, more = std::min(all, blocks * kCutRows);
     return pairs - pairs_of_first(less) <= pairs_of_first(more) - pairs ? less : more;
   }
 

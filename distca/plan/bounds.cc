@@ -10,11 +10,11 @@ void check_tokens_fit(const PlanRequest& request) {
   const int num_workers = request.cluster.num_workers;
   const int64_t total = request.nano_batch.num_tokens();
   const int64_t cap = request.cluster.max_tokens_per_worker;
-  if (cap == 0 || ceil_div(total, num_workers) <= cap) return;
-  throw Error(ErrorKind::kPlan,
-              "{} tokens do not fit {} workers of at most {} tokens (max_tokens_per_worker; {} in "
-              "all): use more workers, a larger cap or a smaller nano-batch",
-              total, num_workers, cap, cap * num_workers);
+  DISTCA_THROW_IF(
+      cap > 0 && ceil_div(total, num_workers) > cap, ErrorKind::kPlan,
+      "{} tokens do not fit {} workers of at most {} tokens (max_tokens_per_worker; {} in all): "
+      "use more workers, a larger cap or a smaller nano-batch",
+      total, num_workers, cap, cap * num_workers);
 }
 
 void check_workers_fit(const PlanRequest& request, const Layout& layout) {
@@ -22,11 +22,10 @@ void check_workers_fit(const PlanRequest& request, const Layout& layout) {
   const int64_t cap = request.cluster.max_tokens_per_worker;
   for (int worker = 0; cap > 0 && worker < layout.num_workers(); ++worker) {
     const int64_t tokens = layout.num_tokens(worker);
-    if (tokens < cap + kBlockTokens) continue;
-    throw Error(ErrorKind::kPlan,
-                "layout {} gives worker {} {} tokens, max_tokens_per_worker is {}: use a larger "
-                "cap or a layout with even tokens",
-                request.options.layout, worker, tokens, cap);
+    DISTCA_THROW_IF(tokens >= cap + kBlockTokens, ErrorKind::kPlan,
+                    "layout {} gives worker {} {} tokens, max_tokens_per_worker is {}: use a "
+                    "larger cap or a layout with even tokens",
+                    request.options.layout, worker, tokens, cap);
   }
 }
 

@@ -19,8 +19,7 @@ std::vector<PlanOptions> candidates(const PlanRequest& request) {
   std::vector<PlanOptions> options;
   const std::vector<int64_t>& capacity = request.cluster.capacity;
   const bool all_serve =
-      std::all_of(capacity.begin(), capacity.begin() + request.cluster.num_workers,
-                  [](int64_t share) { return share > 0; });
+      std::count(capacity.begin(), capacity.begin() + request.cluster.num_workers, 0) == 0;
   if (scheduler.capacities && all_serve) {
     PlanOptions nothing{
         .scheduler = "local",
@@ -84,9 +83,7 @@ ToleranceChoice choose_tolerance(const PlanRequest& request, const LayerTimeOpti
     const Plan& plan = plans.back();
     const double highest = max_over_share(plan);
     if (asked) most_even = most_even > 0 ? std::min(most_even, highest) : highest;
-    choice.weighed.push_back({.scheduler = plan.options.scheduler,
-                              .layout = plan.options.layout,
-                              .tolerance_ppm = plan.options.tolerance_ppm.value(),
+    choice.weighed.push_back({.options = plan.options,
                               .max_over_share = highest,
                               .time = layer_time(plan, request.profile.get(), options)});
     const int64_t least =

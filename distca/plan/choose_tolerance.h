@@ -11,7 +11,6 @@
 // may call it.
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "distca/plan/layer_time.h"
@@ -21,9 +20,7 @@ namespace distca {
 
 /// The figures of one plan that was tried.
 struct WeighedPlan {
-  std::string scheduler;  // the one asked for, or local (do nothing)
-  std::string layout;
-  int64_t tolerance_ppm = 0;
+  PlanOptions options;        // the scheduler is the one asked for, or local (do nothing)
   double max_over_share = 1;  // the busiest server's load over its share
   LayerTime time;
 };

@@ -166,7 +166,7 @@ TEST(ChooseTolerance, gives_valid_plans_of_every_scheduler) {
       ValidateOptions checks = checks_of(find_scheduler(choice.plan.options.scheduler));
       checks.profile = request.profile.get();
       EXPECT_THAT(validate(choice.plan, checks), IsEmpty()) << scheduler.name << ' ' << round;
-      EXPECT_EQ(choice.plan.options.tolerance_ppm, chosen(choice).tolerance_ppm);
+      EXPECT_EQ(choice.plan.options, chosen(choice).options);
     }
   }
 }

@@ -1,7 +1,6 @@
 #include "distca/plan/exchange.h"
 
 #include <algorithm>
-#include <array>
 #include <span>
 #include <tuple>
 
@@ -35,66 +34,40 @@ struct Travel {
 
 /// One message for each peer.
 std::vector<PeerTransfer> messages(std::vector<Travel> travels) {
-  std::sort(travels.begin(), travels.end(), [](const Travel& a, const Travel& b) {
-    return std::tie(a.peer, a.key, a.rows.document, a.rows.tokens) <
-           std::tie(b.peer, b.key, b.rows.document, b.rows.tokens);
+  std::ranges::sort(travels, {}, [](const Travel& travel) {
+    return std::tie(travel.peer, travel.key, travel.rows.document, travel.rows.tokens);
   });
   std::vector<PeerTransfer> result;
-  for (const Travel& travel : travels) {
+  for (Travel& travel : travels) {
     if (result.empty() || result.back().peer != travel.peer) {
-      result.push_back({.peer = travel.peer, .q = {}, .kv = {}});
+      result.push_back({.peer = travel.peer});
     }
     PeerTransfer& message = result.back();
+    int64_t& tokens = travel.key ? message.kv_tokens : message.q_tokens;
+    travel.rows.message_row = tokens;
+    tokens += travel.rows.tokens.size();
     (travel.key ? message.kv : message.q).push_back(travel.rows);
-    (travel.key ? message.kv_tokens : message.q_tokens) += travel.rows.tokens.size();
   }
   return result;
 }
 
-/// First row of each range in a received buffer.
-std::vector<int64_t> offsets(const std::vector<RowRange>& ranges) {
-  std::vector<int64_t> result;
-  int64_t row = 0;
-  for (const RowRange& range : ranges) {
-    result.push_back(row);
-    row += range.tokens.size();
-  }
-  return result;
+/// The place of tokens that this rank has received: Q rows, or `key`: K and V rows.
+BufferRows received_rows(const std::vector<PeerTransfer>& receives, int home, bool key,
+                         int64_t document, const Range& tokens) {
+  const auto message = std::ranges::lower_bound(receives, home, {}, &PeerTransfer::peer);
+  DISTCA_CHECK(message != receives.end() && message->peer == home, "nothing comes from {}", home);
+  const std::vector<RowRange>& ranges = key ? message->kv : message->q;
+  const auto range = std::partition_point(ranges.begin(), ranges.end(), [&](const RowRange& r) {
+    return std::tie(r.document, r.tokens.end) <= std::tie(document, tokens.begin);
+  });
+  DISTCA_CHECK(
+      range != ranges.end() && range->document == document && range->tokens.contains(tokens),
+      "document {} [{}, {}) is not in the buffer", document, tokens.begin, tokens.end);
+  return {.buffer = static_cast<int32_t>(message - receives.begin()) + 1,
+          .row = range->message_row + tokens.begin - range->tokens.begin,
+          .position = tokens.begin,
+          .tokens = tokens.size()};
 }
-
-/// Finds rows in the buffers received.
-class ReceivedBuffers {
- public:
-  explicit ReceivedBuffers(const std::vector<PeerTransfer>& receives) : receives_(receives) {
-    for (const PeerTransfer& message : receives) {
-      offsets_.push_back({offsets(message.q), offsets(message.kv)});
-    }
-  }
-
-  /// Q rows, or `key`: K and V rows.
-  BufferRows rows(int home, bool key, int64_t document, const Range& tokens) const {
-    const auto message = std::ranges::lower_bound(receives_, home, {}, &PeerTransfer::peer);
-    DISTCA_CHECK(message != receives_.end() && message->peer == home, "nothing comes from {}",
-                 home);
-    const auto buffer = static_cast<int32_t>(message - receives_.begin());
-    const std::vector<RowRange>& ranges = key ? message->kv : message->q;
-    const auto range = std::partition_point(ranges.begin(), ranges.end(), [&](const RowRange& r) {
-      return std::tie(r.document, r.tokens.end) <= std::tie(document, tokens.begin);
-    });
-    DISTCA_CHECK(
-        range != ranges.end() && range->document == document && range->tokens.contains(tokens),
-        "document {} [{}, {}) is not in the buffer", document, tokens.begin, tokens.end);
-    return {
-        .buffer = buffer + 1,
-        .row = offsets_[buffer][key][range - ranges.begin()] + tokens.begin - range->tokens.begin,
-        .position = tokens.begin,
-        .tokens = tokens.size()};
-  }
-
- private:
-  const std::vector<PeerTransfer>& receives_;
-  std::vector<std::array<std::vector<int64_t>, 2>> offsets_;  // [buffer] of Q rows, of K and V rows
-};
 
 /// A result of some Q rows of a buffer.
 struct Result {
@@ -104,11 +77,10 @@ struct Result {
   int64_t first_key;  // first key of a task; 0 for a result that has arrived
 };
 
-/// The order of summation.
-bool merges_before(const Result& a, const Result& b) {
-  return std::tie(a.part.arrived, a.first_key, a.part.index) <
-         std::tie(b.part.arrived, b.first_key, b.part.index);
-}
+/// Its place in the order of summation.
+constexpr auto kMergeOrder = [](const Result& result) {
+  return std::tie(result.part.arrived, result.first_key, result.part.index);
+};
 
 /// Results of a buffer of which each overlaps another, sorted by first row: cuts their rows where
 /// the set of results changes.
@@ -126,11 +98,11 @@ void merge_overlapping(std::span<const Result> results, std::vector<RowMerge>& m
     const Range rows{cuts[i], cuts[i + 1]};
     std::erase_if(active, [&rows](const Result& result) { return result.rows.end <= rows.begin; });
     for (; next != results.end() && next->rows.begin == rows.begin; ++next) {
-      active.insert(std::upper_bound(active.begin(), active.end(), *next, merges_before), *next);
+      active.insert(std::ranges::upper_bound(active, kMergeOrder(*next), {}, kMergeOrder), *next);
     }
     if (active.size() == 1 && active[0].part.arrived) continue;  // comes home as it is
     RowMerge& merge = merges.emplace_back();
-    merge = {.buffer = results[0].buffer, .row = rows.begin, .tokens = rows.size(), .parts = {}};
+    merge = {.buffer = results[0].buffer, .row = rows.begin, .tokens = rows.size()};
     for (const Result& result : active) {
       merge.parts.push_back(result.part);
       merge.parts.back().row += rows.begin - result.rows.begin;
@@ -149,18 +121,16 @@ void add_merges(const Plan& plan, RankExchange& rank) {
                        .first_key = plan.tasks[task.task].kv.begin});
   }
   for (size_t i = 0; i < rank.sends.size(); ++i) {
-    int64_t row = 0;
     for (const RowRange& range : rank.sends[i].q) {
-      results.push_back({.buffer = 0,
-                         .rows = {range.row, range.row + range.tokens.size()},
-                         .part = {.arrived = true, .index = static_cast<int32_t>(i), .row = row},
-                         .first_key = 0});
-      row += range.tokens.size();
+      results.push_back(
+          {.buffer = 0,
+           .rows = {range.row, range.row + range.tokens.size()},
+           .part = {.arrived = true, .index = static_cast<int32_t>(i), .row = range.message_row},
+           .first_key = 0});
     }
   }
-  std::sort(results.begin(), results.end(), [](const Result& a, const Result& b) {
-    return std::tie(a.buffer, a.rows.begin, a.part.arrived, a.part.index) <
-           std::tie(b.buffer, b.rows.begin, b.part.arrived, b.part.index);
+  std::ranges::sort(results, {}, [](const Result& result) {
+    return std::tie(result.buffer, result.rows.begin, result.part.arrived, result.part.index);
   });
   for (size_t begin = 0, end = 0; begin < results.size(); begin = end) {
     int64_t reach = results[begin].rows.end;
@@ -178,6 +148,8 @@ void add_merges(const Plan& plan, RankExchange& rank) {
     }
   }
 }
+
+constexpr auto kFirstToken = [](const auto& read) { return read.tokens.begin; };
 
 }  // namespace
 
@@ -204,15 +176,10 @@ void PlanIndex::Reads::for_each_keys(size_t begin, size_t end, const Range& toke
 PlanIndex::PlanIndex(const Plan& plan)
     : plan_(plan),
       homes_(plan.layout, plan.nano_batch.documents.size()),
-      reads_(plan.nano_batch.documents.size()),
-      tasks_of_server_(std::max(plan.cluster.num_workers, plan.cluster.num_servers())) {
-  const auto num_tasks = static_cast<int64_t>(plan.tasks.size());
-  for (int64_t begin = 0, end = 0; begin < num_tasks; begin = end) {
-    const int server = plan.tasks[begin].server;
-    while (end < num_tasks && plan.tasks[end].server == server) ++end;
-    DISTCA_CHECK(tasks_of_server_[server].empty(), "tasks of server {} do not lie together",
-                 server);
-    tasks_of_server_[server] = {begin, end};
+      reads_(plan.nano_batch.documents.size()) {
+  DISTCA_CHECK(std::ranges::is_sorted(plan.tasks, {}, &Task::server),
+               "tasks are not sorted by server");
+  for (int server = 0; server < plan.cluster.num_servers(); ++server) {
     for (const Need& need : needs(server)) {
       Reads& reads = reads_[need.document];
       for (const Range& range : need.kv) reads.keys.push_back({range, server});
@@ -224,10 +191,8 @@ PlanIndex::PlanIndex(const Plan& plan)
     }
   }
   for (Reads& reads : reads_) {
-    std::sort(reads.q.begin(), reads.q.end(),
-              [](const Read& a, const Read& b) { return a.tokens.begin < b.tokens.begin; });
-    std::sort(reads.keys.begin(), reads.keys.end(),
-              [](const Read& a, const Read& b) { return a.tokens < b.tokens; });
+    std::ranges::sort(reads.q, {}, kFirstToken);
+    std::ranges::sort(reads.keys, {}, &Read::tokens);
     reads.reach.resize(reads.keys.size());
     reads.fill_reach(0, reads.keys.size());
   }
@@ -235,26 +200,21 @@ PlanIndex::PlanIndex(const Plan& plan)
 }
 
 bool PlanIndex::any_row_shared() const {
-  for (const Reads& reads : reads_) {  // two servers
-    for (size_t i = 1; i < reads.q.size(); ++i) {
-      if (reads.q[i].tokens.begin < reads.q[i - 1].tokens.end) return true;
-    }
+  const auto of_servers = [](const Read& a, const Read& b) {
+    return b.tokens.begin < a.tokens.end;
+  };
+  for (const Reads& reads : reads_) {
+    if (std::ranges::adjacent_find(reads.q, of_servers) != reads.q.end()) return true;
   }
-  for (size_t i = 1; i < plan_.tasks.size(); ++i) {  // one server
-    const Task& task = plan_.tasks[i];
-    const Task& before = plan_.tasks[i - 1];
-    if (task.server == before.server && task.document == before.document &&
-        task.q.begin < before.q.end) {
-      return true;
-    }
-  }
-  return false;
+  const auto of_one_server = [](const Task& a, const Task& b) {
+    return a.server == b.server && a.document == b.document && b.q.begin < a.q.end;
+  };
+  return std::ranges::adjacent_find(plan_.tasks, of_one_server) != plan_.tasks.end();
 }
 
 std::vector<PlanIndex::Need> PlanIndex::needs(int server) const {
   std::vector<Need> result;
-  for (int64_t i = tasks_of_server_[server].begin; i < tasks_of_server_[server].end; ++i) {
-    const Task& task = plan_.tasks[i];
+  for (const Task& task : tasks_of(server)) {
     if (result.empty() || result.back().document != task.document) {
       result.push_back({task.document, {}, {}});
     }
@@ -281,9 +241,7 @@ std::vector<PeerTransfer> PlanIndex::sends(int rank) const {
           {read.server, key, {segment.document, part, row + part.begin - home.begin}});
     };
     const Reads& reads = reads_[segment.document];
-    auto read = std::partition_point(reads.q.begin(), reads.q.end(), [&home](const Read& r) {
-      return r.tokens.begin < home.begin;
-    });
+    auto read = std::ranges::lower_bound(reads.q, home.begin, {}, kFirstToken);
     for (; read != reads.q.end() && read->tokens.begin < home.end; ++read) send(*read, false);
     reads.for_each_keys(0, reads.keys.size(), home, [&](const Read& keys) { send(keys, true); });
     row += home.size();
@@ -315,17 +273,16 @@ RankExchange PlanIndex::exchange(int rank) const {
   result.sends = sends(rank);
   result.receives = receives(rank);
 
-  const ReceivedBuffers buffers(result.receives);
   const auto rows_of = [&](const HomeSegment& home, bool key, const Range& part) {
-    if (home.worker != rank) return buffers.rows(home.worker, key, home.document, part);
+    if (home.worker != rank)
+      return received_rows(result.receives, home.worker, key, home.document, part);
     return BufferRows{.buffer = 0,
                       .row = home.row + part.begin - home.tokens.begin,
                       .position = part.begin,
                       .tokens = part.size()};
   };
-  for (int64_t i = tasks_of_server_[rank].begin; i < tasks_of_server_[rank].end; ++i) {
-    const Task& task = plan_.tasks[i];
-    ServerTask resolved{.task = i, .q = {}, .kv = {}};
+  for (const Task& task : tasks_of(rank)) {
+    ServerTask resolved{.task = &task - plan_.tasks.data()};
     homes_.for_each_part(task.document, task.q, [&](const HomeSegment& home, const Range& part) {
       resolved.q = rows_of(home, false, part);
     });

@@ -19,7 +19,9 @@
 //
 // Any thread may use a PlanIndex; the other types are plain values.
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "distca/plan/homes.h"
@@ -30,8 +32,9 @@ namespace distca {
 /// Contiguous tokens of a document, and the place where they lie at home.
 struct RowRange {
   int64_t document = 0;
-  Range tokens;     // positions in the document
-  int64_t row = 0;  // row of the first token, in the home's local tensors
+  Range tokens;             // positions in the document
+  int64_t row = 0;          // row of the first token, in the home's local tensors
+  int64_t message_row = 0;  // row of the first token, among the message's Q rows or K and V rows
   bool operator==(const RowRange&) const = default;
 };
 
@@ -54,6 +57,7 @@ struct BufferRows {
   int64_t row = 0;       // the first row, among the buffer's Q rows or its K and V rows
   int64_t position = 0;  // position of the first row's token in its document
   int64_t tokens = 0;    // number of rows
+  Range positions() const { return {position, position + tokens}; }  // in the document
   bool operator==(const BufferRows&) const = default;
 };
 
@@ -132,6 +136,9 @@ class PlanIndex {
     void for_each_keys(size_t begin, size_t end, const Range& tokens, const Visit& visit) const;
   };
 
+  std::span<const Task> tasks_of(int server) const {
+    return std::ranges::equal_range(plan_.tasks, server, {}, &Task::server);
+  }
   std::vector<Need> needs(int server) const;
   std::vector<PeerTransfer> sends(int rank) const;
   std::vector<PeerTransfer> receives(int rank) const;
@@ -139,9 +146,8 @@ class PlanIndex {
 
   const Plan& plan_;
   const Homes homes_;
-  std::vector<Reads> reads_;            // [document]
-  std::vector<Range> tasks_of_server_;  // [rank] range of Plan::tasks
-  bool rows_shared_ = false;            // true if some query row has several tasks
+  std::vector<Reads> reads_;  // [document]
+  bool rows_shared_ = false;  // true if some query row has several tasks
 };
 
 }  // namespace distca

@@ -20,44 +20,38 @@ int64_t nearest_allowed(const Range& rest, double goal) {
   return goal - lower <= upper - goal ? lower : upper;
 }
 
-/// Moves `tokens` of `rest` to a worker: the first half from the front, the second half from the
-/// back.
-void take(int64_t document, int64_t tokens, Range& rest, std::vector<Segment>& worker) {
+}  // namespace
+
+void take_ends(int64_t document, int64_t tokens, int64_t block, Range& rest,
+               std::vector<Segment>& worker) {
   if (tokens == rest.size()) {
     worker.push_back({document, rest});
     rest.begin = rest.end;
     return;
   }
-  const int64_t head = ceil_div(tokens, kBlockTokens) / 2 * kBlockTokens;
+  const int64_t head = ceil_div(tokens, block) / 2 * block;
   const int64_t tail = tokens - head;
   if (head > 0) worker.push_back({document, {rest.begin, rest.begin + head}});
   if (tail > 0) worker.push_back({document, {rest.end - tail, rest.end}});
   rest = {rest.begin + head, rest.end - tail};
 }
 
-}  // namespace
-
 Layout sequential_layout(const PlanRequest& request) {
   check_tokens_fit(request);
   const int num_workers = request.cluster.num_workers;
-  const int64_t total = request.nano_batch.num_tokens();
+  const auto total = static_cast<double>(request.nano_batch.num_tokens());
   Layout layout;
   layout.workers.resize(num_workers);
+  int worker = 0;
   int64_t used = 0;
-  size_t index = 0;
-  Range rest;  // tokens left of the document at `index`
-  const auto& documents = request.nano_batch.documents;
-  if (!documents.empty()) rest.end = documents[0].length;
-  for (int worker = 0; worker < num_workers; ++worker) {
-    const double target = static_cast<double>(total) * (worker + 1) / num_workers;
-    while (index < documents.size()) {
-      const double goal = target - static_cast<double>(used);
+  for (const Document& document : request.nano_batch.documents) {
+    for (Range rest{0, document.length}; !rest.empty();) {
+      const double goal = total * (worker + 1) / num_workers - static_cast<double>(used);
       const int64_t tokens = nearest_allowed(rest, goal);
       const bool full = goal < static_cast<double>(rest.size());
-      if (tokens > 0) take(documents[index].id, tokens, rest, layout.workers[worker]);
+      if (tokens > 0) take_ends(document.id, tokens, kBlockTokens, rest, layout.workers[worker]);
       used += tokens;
-      if (rest.empty() && ++index < documents.size()) rest = {0, documents[index].length};
-      if (full) break;
+      if (full) ++worker;
     }
   }
   return layout;

@@ -13,4 +13,9 @@ namespace distca {
 /// the end is one segment. Throws Error(kPlan) when the mean exceeds cluster.max_tokens_per_worker.
 Layout sequential_layout(const PlanRequest& request);
 
+/// Moves `tokens` of `rest` (what is left of a document) to a worker: the first half from the
+/// front, in blocks of so many tokens, the second half from the back.
+void take_ends(int64_t document, int64_t tokens, int64_t block, Range& rest,
+               std::vector<Segment>& worker);
+
 }  // namespace distca

@@ -29,8 +29,7 @@ double fewest_keys(const Document& document, double allowed_pairs) {
 int64_t lower_bound_bytes(const Plan& plan) {
   if (!plan.shape.mask.sees_all_before()) return 0;
   const auto& capacity = plan.cluster.capacity;
-  const auto all =
-      static_cast<double>(std::accumulate(capacity.begin(), capacity.end(), int64_t{0}));
+  const auto all = static_cast<double>(std::reduce(capacity.begin(), capacity.end()));
   const auto largest = static_cast<double>(*std::max_element(capacity.begin(), capacity.end()));
   double pairs = 0;
   for (const Document& document : plan.nano_batch.documents) pairs += all_pairs(document);

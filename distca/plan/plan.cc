@@ -18,36 +18,29 @@ constexpr int64_t kMaxCapacity = 1'000'000'000;  // sum of all servers; keeps pr
 constexpr int64_t kMaxTolerancePpm = 10'000'000;
 
 void check_link(const char* name, const Link& link) {
-  if (link.bytes_per_us >= 1 && link.latency_ns >= 0) return;
-  throw Error(ErrorKind::kPlan,
-              "link {}: {} bytes per microsecond after {} ns; at least 1 after at least 0", name,
-              link.bytes_per_us, link.latency_ns);
+  DISTCA_THROW_IF(link.bytes_per_us < 1 || link.latency_ns < 0, ErrorKind::kPlan,
+                  "link {}: {} bytes per microsecond after {} ns; at least 1 after at least 0",
+                  name, link.bytes_per_us, link.latency_ns);
 }
 
 void check_cluster(const Cluster& cluster) {
-  if (cluster.num_workers < 1) {
-    throw Error(ErrorKind::kPlan, "a plan needs at least 1 worker, not {}", cluster.num_workers);
-  }
-  if (cluster.num_servers() < cluster.num_workers) {
-    throw Error(ErrorKind::kPlan,
-                "{} capacities for {} workers: one a rank, workers first (0 for a worker that does "
-                "not serve)",
-                cluster.num_servers(), cluster.num_workers);
-  }
+  DISTCA_THROW_IF(cluster.num_workers < 1, ErrorKind::kPlan,
+                  "a plan needs at least 1 worker, not {}", cluster.num_workers);
+  DISTCA_THROW_IF(cluster.num_servers() < cluster.num_workers, ErrorKind::kPlan,
+                  "{} capacities for {} workers: one a rank, workers first (0 for a worker that "
+                  "does not serve)",
+                  cluster.num_servers(), cluster.num_workers);
   int64_t sum = 0;
   for (const int64_t capacity : cluster.capacity) {
-    if (capacity < 0 || capacity > kMaxCapacity) {
-      throw Error(ErrorKind::kPlan, "capacity {} is not in 0 .. {}", capacity, kMaxCapacity);
-    }
+    DISTCA_THROW_IF(capacity < 0 || capacity > kMaxCapacity, ErrorKind::kPlan,
+                    "capacity {} is not in 0 .. {}", capacity, kMaxCapacity);
     sum += capacity;
   }
-  if (sum < 1 || sum > kMaxCapacity) {
-    throw Error(ErrorKind::kPlan, "capacities add up to {}, not to 1 .. {}", sum, kMaxCapacity);
-  }
-  if (cluster.max_tokens_per_worker < 0) {
-    throw Error(ErrorKind::kPlan, "a cap of {} tokens per worker is negative (0: no cap)",
-                cluster.max_tokens_per_worker);
-  }
+  DISTCA_THROW_IF(sum < 1 || sum > kMaxCapacity, ErrorKind::kPlan,
+                  "capacities add up to {}, not to 1 .. {}", sum, kMaxCapacity);
+  DISTCA_THROW_IF(cluster.max_tokens_per_worker < 0, ErrorKind::kPlan,
+                  "a cap of {} tokens per worker is negative (0: no cap)",
+                  cluster.max_tokens_per_worker);
   check_link("inside", cluster.inside);
   check_link("between", cluster.between);
 }
@@ -59,25 +52,20 @@ void check_request(const PlanRequest& request) {
   const auto& documents = request.nano_batch.documents;
   for (size_t i = 0; i < documents.size(); ++i) {
     DISTCA_CHECK_EQ(documents[i].id, static_cast<int64_t>(i));
-    if (documents[i].length < 0 || documents[i].length > kMostTokens) {
-      throw Error(ErrorKind::kPlan, "document {} has {} tokens, not 0 .. {}", i,
-                  documents[i].length, kMostTokens);
-    }
-    tokens += documents[i].length;
+    const int64_t length = documents[i].length;
+    DISTCA_THROW_IF(length < 0 || length > kMostTokens, ErrorKind::kPlan,
+                    "document {} has {} tokens, not 0 .. {}", i, length, kMostTokens);
+    tokens += length;
   }
-  if (tokens > kMostTokens) {
-    throw Error(ErrorKind::kPlan, "a nano-batch of {} tokens exceeds {}", tokens, kMostTokens);
-  }
-  const int64_t caps[] = {request.cluster.max_send_bytes, request.cluster.max_receive_bytes,
-                          request.cluster.max_memory_bytes};
-  if (*std::min_element(std::begin(caps), std::end(caps)) < 0) {
-    throw Error(ErrorKind::kPlan, "a cap on bytes is negative (0: no cap)");
-  }
+  DISTCA_THROW_IF(tokens > kMostTokens, ErrorKind::kPlan, "a nano-batch of {} tokens exceeds {}",
+                  tokens, kMostTokens);
+  const Cluster& cluster = request.cluster;
+  DISTCA_THROW_IF(
+      std::min({cluster.max_send_bytes, cluster.max_receive_bytes, cluster.max_memory_bytes}) < 0,
+      ErrorKind::kPlan, "a cap on bytes is negative (0: no cap)");
   const int64_t tolerance = request.options.tolerance_ppm.value();
-  if (tolerance < 0 || tolerance > kMaxTolerancePpm) {
-    throw Error(ErrorKind::kPlan, "a tolerance of {} ppm is not in 0 .. {}", tolerance,
-                kMaxTolerancePpm);
-  }
+  DISTCA_THROW_IF(tolerance < 0 || tolerance > kMaxTolerancePpm, ErrorKind::kPlan,
+                  "a tolerance of {} ppm is not in 0 .. {}", tolerance, kMaxTolerancePpm);
 }
 
 /// A document's tasks cost at most what it costs whole, or its last block as often as it has
@@ -93,10 +81,10 @@ void check_times(const PlanRequest& request) {
                 static_cast<double>(price(last, {0, length})) +
             static_cast<double>(price({0, length}, {0, length}));
   }
-  if (most < 0x1p60) return;
-  throw Error(ErrorKind::kPlan,
-              "the times of profile {} are too long: the tasks of {} tokens may add up to 2^60 ns",
-              profile_name(*request.profile), request.nano_batch.num_tokens());
+  DISTCA_THROW_IF(
+      !(most < 0x1p60), ErrorKind::kPlan,
+      "the times of profile {} are too long: the tasks of {} tokens may add up to 2^60 ns",
+      profile_name(*request.profile), request.nano_batch.num_tokens());
 }
 
 /// The request with the scheduler's own choices where it names none.
@@ -105,20 +93,17 @@ PlanRequest resolved(PlanRequest request) {
   PlanOptions& options = request.options;
   if (options.layout.empty()) options.layout = scheduler.layout;
   if (!options.tolerance_ppm) options.tolerance_ppm = scheduler.tolerance_ppm;
-  if (scheduler.only_this_layout && options.layout != scheduler.layout) {
-    throw Error(ErrorKind::kPlan, "scheduler {} has a layout of its own, {}, and takes no {}",
-                scheduler.name, scheduler.layout, options.layout);
-  }
+  DISTCA_THROW_IF(scheduler.only_this_layout && options.layout != scheduler.layout,
+                  ErrorKind::kPlan, "scheduler {} has a layout of its own, {}, and takes no {}",
+                  scheduler.name, scheduler.layout, options.layout);
   const LayoutEntry& layout = find_layout(options.layout);
-  if (scheduler.even_tokens && !layout.even_tokens) {
-    throw Error(ErrorKind::kPlan,
-                "layout {} gives workers uneven tokens, which scheduler {} does not allow",
-                layout.name, scheduler.name);
-  }
-  if ((options.split_kv || options.spread) && !scheduler.split_kv) {
-    throw Error(ErrorKind::kPlan, "scheduler {} knows no {}", scheduler.name,
-                options.split_kv ? "split-KV" : "spread");
-  }
+  DISTCA_THROW_IF(find_layout(scheduler.layout).even_tokens && !layout.even_tokens,
+                  ErrorKind::kPlan,
+                  "layout {} gives workers uneven tokens, which scheduler {} does not allow",
+                  layout.name, scheduler.name);
+  DISTCA_THROW_IF((options.split_kv || options.spread) && !scheduler.split_kv, ErrorKind::kPlan,
+                  "scheduler {} knows no {}", scheduler.name,
+                  options.split_kv ? "split-KV" : "spread");
   options.split_kv |= options.spread;
   options.price = request.profile ? profile_name(*request.profile) : "pairs";
   check_request(request);
@@ -165,13 +150,10 @@ Plan with_tasks_of(const SchedulerEntry& scheduler, const PlanRequest& request, 
             .cluster = request.cluster,
             .shape = request.shape,
             .options = request.options,
-            .layout = std::move(layout),
-            .tasks = {},
-            .load = {}};
+            .layout = std::move(layout)};
   plan.tasks = scheduler.schedule(request, plan.layout);
-  std::sort(plan.tasks.begin(), plan.tasks.end(), [](const Task& a, const Task& b) {
-    return std::tie(a.server, a.document, a.q.begin, a.kv.begin) <
-           std::tie(b.server, b.document, b.q.begin, b.kv.begin);
+  std::ranges::sort(plan.tasks, {}, [](const Task& task) {
+    return std::tie(task.server, task.document, task.q.begin, task.kv.begin);
   });
   plan.load = account(plan, request.profile.get());
   return plan;
@@ -181,32 +163,25 @@ Plan scheduled(const PlanRequest& request, Layout layout) {
   Plan plan = with_tasks_of(find_scheduler(request.options.scheduler), request, std::move(layout));
   check_capacity(plan);
   const std::string exceeded = exceeded_cap(plan);
-  if (!exceeded.empty()) throw Error(ErrorKind::kPlan, "{}", exceeded);
+  DISTCA_THROW_IF(!exceeded.empty(), ErrorKind::kPlan, "{}", exceeded);
   return plan;
 }
 
-struct Goodness {
-  int64_t bytes = 0;   // that travel
-  double load = 0;     // the largest, over its share
-  int64_t tokens = 0;  // the most of a worker
-};
-
-Goodness goodness(const Plan& plan) {
-  Goodness found{.load = max_over_share(plan)};
-  for (const ServerLoad& load : plan.load) found.bytes += load.receive_bytes + load.o_send_bytes;
+HomeCost cost_of_homes(const Plan& plan) {
+  HomeCost cost{.load = max_over_share(plan)};
+  for (const ServerLoad& load : plan.load) cost.bytes += load.receive_bytes + load.o_send_bytes;
   for (int worker = 0; worker < plan.layout.num_workers(); ++worker)
-    found.tokens = std::max(found.tokens, plan.layout.num_tokens(worker));
-  return found;
+    cost.tokens = std::max(cost.tokens, plan.layout.num_tokens(worker));
+  return cost;
 }
 
 /// The plan or, where that is at least as good in every respect, plain packing: then nothing is
 /// gained by other homes.
 Plan plan_or_packed(const PlanRequest& request, Plan plan) {
   Plan packed = with_tasks_of(find_scheduler("local"), request, sequential_layout(request));
-  const Goodness ours = goodness(plan), theirs = goodness(packed);
-  const bool as_good = theirs.bytes <= ours.bytes && theirs.load <= ours.load &&
-                       theirs.tokens <= ours.tokens && exceeded_cap(packed).empty();
-  return as_good ? packed : plan;
+  return cost_of_homes(packed).as_good_as(cost_of_homes(plan)) && exceeded_cap(packed).empty()
+             ? packed
+             : plan;
 }
 
 }  // namespace
@@ -229,10 +204,9 @@ Layout make_layout(const PlanRequest& request) {
 }
 
 double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& load) {
-  const auto total = static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0}));
+  const auto total = static_cast<double>(std::reduce(load.begin(), load.end()));
   const auto& capacity = cluster.capacity;
-  const auto sum =
-      static_cast<double>(std::accumulate(capacity.begin(), capacity.end(), int64_t{0}));
+  const auto sum = static_cast<double>(std::reduce(capacity.begin(), capacity.end()));
   double highest = 0;
   for (size_t server = 0; server < load.size(); ++server) {
     if (load[server] == 0) continue;
@@ -244,20 +218,14 @@ double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& load) {
   return total == 0 ? 1 : highest;
 }
 
-namespace {
-
 double max_over_mean(const Plan& plan, int64_t ServerLoad::*figure) {
   std::vector<int64_t> load;
   for (const ServerLoad& server : plan.load) load.push_back(server.*figure);
   return max_over_mean(plan.cluster, load);
 }
 
-}  // namespace
-
-double max_over_mean(const Plan& plan) { return max_over_mean(plan, &ServerLoad::pairs); }
-double max_over_mean_time(const Plan& plan) { return max_over_mean(plan, &ServerLoad::time_ns); }
 double max_over_share(const Plan& plan) {
-  return plan.options.by_time() ? max_over_mean_time(plan) : max_over_mean(plan);
+  return max_over_mean(plan, plan.options.by_time() ? &ServerLoad::time_ns : &ServerLoad::pairs);
 }
 
 int64_t load_of(const Plan& plan, size_t rank) {

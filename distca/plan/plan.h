@@ -119,9 +119,8 @@ Layout make_layout(const PlanRequest& request);
 
 /// The largest load of a server, over its share of the total by capacity. It is 1 for an empty
 /// plan, and infinity where a server of capacity 0 has load. For printing and tests.
-double max_over_mean(const Plan& plan);       // by pairs
-double max_over_mean_time(const Plan& plan);  // by time_ns; 1 without a profile
-double max_over_share(const Plan& plan);      // by time_ns with a profile, else by pairs
+double max_over_mean(const Plan& plan, int64_t ServerLoad::*figure = &ServerLoad::pairs);
+double max_over_share(const Plan& plan);  // by time_ns with a profile, else by pairs
 double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& load);  // [servers]
 /// A rank's load in the unit of the plan: time_ns with a profile, else pairs.
 int64_t load_of(const Plan& plan, size_t rank);

@@ -10,18 +10,16 @@ namespace distca {
 namespace {
 
 int64_t positive_integer(const Json& json, const std::string& what, int64_t most) {
-  if (!json.is_number_integer() || json.get<int64_t>() < 1 || json.get<int64_t>() > most) {
-    throw Error(ErrorKind::kData, "{} must be an integer in 1 .. {}, not {}", what, most,
-                json.dump().substr(0, 40));
-  }
+  DISTCA_THROW_IF(
+      !json.is_number_integer() || json.get<int64_t>() < 1 || json.get<int64_t>() > most,
+      ErrorKind::kData, "{} must be an integer in 1 .. {}, not {}", what, most,
+      json.dump().substr(0, 40));
   return json.get<int64_t>();
 }
 
 std::vector<int64_t> lengths_from(const Json& json, const std::string& what) {
-  if (!json.is_array()) {
-    throw Error(ErrorKind::kData, "{} must be a list of document lengths, not {}", what,
-                json.type_name());
-  }
+  DISTCA_THROW_IF(!json.is_array(), ErrorKind::kData,
+                  "{} must be a list of document lengths, not {}", what, json.type_name());
   std::vector<int64_t> lengths;
   for (const Json& length : json) {
     lengths.push_back(positive_integer(length, fmt::format("{}[{}]", what, lengths.size()),
@@ -31,11 +29,9 @@ std::vector<int64_t> lengths_from(const Json& json, const std::string& what) {
 }
 
 const Json& field(const Json& json, const char* name, const std::string& file) {
-  if (!json.is_object() || !json.contains(name)) {
-    throw Error(ErrorKind::kData,
-                "{}: no \"{}\": a workload is {{\"ranks\", \"tokens_per_rank\", \"doc_lens\"}}",
-                file, name);
-  }
+  DISTCA_THROW_IF(!json.is_object() || !json.contains(name), ErrorKind::kData,
+                  "{}: no \"{}\": a workload is {{\"ranks\", \"tokens_per_rank\", \"doc_lens\"}}",
+                  file, name);
   return json.at(name);
 }
 
@@ -47,21 +43,16 @@ Workload read_workload(const std::filesystem::path& path) {
   Workload workload;
   workload.ranks =
       static_cast<int>(positive_integer(field(json, "ranks", file), file + ": \"ranks\"", 1 << 20));
-  workload.tokens_per_rank = positive_integer(field(json, "tokens_per_rank", file),
-                                              file + ": \"tokens_per_rank\"", int64_t{1} << 40);
-  if (json.contains("source")) {
-    if (!json.at("source").is_string()) {
-      throw Error(ErrorKind::kData, "{}: \"source\" must be a string", file);
-    }
-    workload.source = json.at("source").get<std::string>();
-  }
+  const int64_t tokens_per_rank = positive_integer(
+      field(json, "tokens_per_rank", file), file + ": \"tokens_per_rank\"", int64_t{1} << 40);
+  DISTCA_THROW_IF(json.contains("source") && !json.at("source").is_string(), ErrorKind::kData,
+                  "{}: \"source\" must be a string", file);
   workload.nano_batch =
       NanoBatch::from_lengths(lengths_from(field(json, "doc_lens", file), file + ": \"doc_lens\""));
-  const int64_t expected = workload.ranks * workload.tokens_per_rank;
-  if (workload.nano_batch.num_tokens() != expected) {
-    throw Error(ErrorKind::kData, "{}: the documents hold {} tokens, ranks x tokens_per_rank is {}",
-                file, workload.nano_batch.num_tokens(), expected);
-  }
+  const int64_t expected = workload.ranks * tokens_per_rank;
+  DISTCA_THROW_IF(workload.nano_batch.num_tokens() != expected, ErrorKind::kData,
+                  "{}: the documents hold {} tokens, ranks x tokens_per_rank is {}", file,
+                  workload.nano_batch.num_tokens(), expected);
   return workload;
 }
 

@@ -15,12 +15,11 @@ namespace distca {
 ///   {"ranks": 8, "tokens_per_rank": 131072, "source": "pretrain", "doc_lens": [25696, ...]}
 struct Workload {
   int ranks = 1;
-  int64_t tokens_per_rank = 0;
-  std::string source;  // where the lengths are from; may be absent
   NanoBatch nano_batch;
 };
 
-/// The documents must fill exactly ranks x tokens_per_rank tokens.
+/// The documents must fill exactly ranks x tokens_per_rank tokens. "source" says where the lengths
+/// are from; it may be absent.
 Workload read_workload(const std::filesystem::path& path);
 
 /// Reads a JSON list of document lengths in tokens. Each is at least 1; the list may be empty.

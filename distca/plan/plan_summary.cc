@@ -9,7 +9,7 @@ PlanSummary summarize(const Plan& plan) {
   PlanSummary summary;
   summary.max_over_mean_before = max_over_mean(plan.cluster, packed_load(plan));
   summary.max_over_mean = max_over_mean(plan);
-  summary.max_over_mean_time = max_over_mean_time(plan);
+  summary.max_over_mean_time = max_over_mean(plan, &ServerLoad::time_ns);
   summary.max_over_share = max_over_share(plan);
   constexpr double kRounding = 1e-12;
   summary.tolerance_met = summary.max_over_share <= plan.options.most_over_share() + kRounding;

@@ -38,18 +38,17 @@ std::vector<int64_t> one_pass(const std::vector<int64_t>& lengths, const SampleO
 
 }  // namespace
 
-std::vector<Workload> sample_workloads(const std::vector<int64_t>& lengths,
-                                       const SampleOptions& options) {
+std::vector<NanoBatch> sample_workloads(const std::vector<int64_t>& lengths,
+                                        const SampleOptions& options) {
   const int64_t batch_tokens = options.ranks * options.tokens_per_rank;
   const int64_t sequence_tokens = options.max_document_tokens;
-  if (batch_tokens < 1 || sequence_tokens < 1 || batch_tokens % sequence_tokens != 0 ||
-      sequence_tokens % kLengthMultiple != 0) {
-    throw Error(ErrorKind::kData,
-                "a nano-batch of {} x {} tokens is no whole number of sequences of {} tokens, a "
-                "multiple of {}",
-                options.ranks, options.tokens_per_rank, sequence_tokens, kLengthMultiple);
-  }
-  std::vector<Workload> workloads;
+  DISTCA_THROW_IF(batch_tokens < 1 || sequence_tokens < 1 || batch_tokens % sequence_tokens != 0 ||
+                      sequence_tokens % kLengthMultiple != 0,
+                  ErrorKind::kData,
+                  "a nano-batch of {} x {} tokens is no whole number of sequences of {} tokens, a "
+                  "multiple of {}",
+                  options.ranks, options.tokens_per_rank, sequence_tokens, kLengthMultiple);
+  std::vector<NanoBatch> nano_batches;
   std::vector<int64_t> documents;
   size_t next = 0;
   uint64_t pass = 0;
@@ -60,10 +59,8 @@ std::vector<Workload> sample_workloads(const std::vector<int64_t>& lengths,
       if (rest == 0 && next == documents.size()) {
         documents = one_pass(lengths, options, pass++);
         next = 0;
-        if (documents.empty()) {
-          throw Error(ErrorKind::kData, "a list of {} document lengths leaves none to sample",
-                      lengths.size());
-        }
+        DISTCA_THROW_IF(documents.empty(), ErrorKind::kData,
+                        "a list of {} document lengths leaves none to sample", lengths.size());
       }
       if (rest == 0) rest = documents[next++];
       const int64_t room = sequence_tokens - used % sequence_tokens;
@@ -72,12 +69,9 @@ std::vector<Workload> sample_workloads(const std::vector<int64_t>& lengths,
       used += piece;
       rest -= piece;
     }
-    workloads.push_back({.ranks = options.ranks,
-                         .tokens_per_rank = options.tokens_per_rank,
-                         .source = options.kind == SampleKind::kPretrain ? "pretrain" : "prolong",
-                         .nano_batch = NanoBatch::from_lengths(pieces)});
+    nano_batches.push_back(NanoBatch::from_lengths(pieces));
   }
-  return workloads;
+  return nano_batches;
 }
 
 }  // namespace distca

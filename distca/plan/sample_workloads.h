@@ -3,14 +3,13 @@
 // Data). The same options give the same nano-batches on every machine. Any thread may call the
 // function.
 //
-//   const std::vector<Workload> workloads =
+//   const std::vector<NanoBatch> nano_batches =
 //       sample_workloads(read_lengths("lengths.json"), {.count = 20, .ranks = 64});
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include "distca/plan/plan_batch_input.h"
+#include "distca/batch/document.h"
 
 namespace distca {
 
@@ -40,7 +39,7 @@ struct SampleOptions {
 /// Here both lists are shuffled in full.
 /// Throws Error(kData) for a list without documents to keep, and for a nano-batch that is not a
 /// whole number of sequences.
-std::vector<Workload> sample_workloads(const std::vector<int64_t>& lengths,
-                                       const SampleOptions& options);
+std::vector<NanoBatch> sample_workloads(const std::vector<int64_t>& lengths,
+                                        const SampleOptions& options);
 
 }  // namespace distca

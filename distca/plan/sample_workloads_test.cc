@@ -14,15 +14,15 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kSequence = 524'288;
 
-std::vector<int64_t> lengths_of(const Workload& workload) {
+std::vector<int64_t> lengths_of(const NanoBatch& workload) {
   std::vector<int64_t> lengths;
-  for (const Document& document : workload.nano_batch.documents) lengths.push_back(document.length);
+  for (const Document& document : workload.documents) lengths.push_back(document.length);
   return lengths;
 }
 
-std::map<int64_t, int> counted(const std::vector<Workload>& workloads) {
+std::map<int64_t, int> counted(const std::vector<NanoBatch>& workloads) {
   std::map<int64_t, int> counts;
-  for (const Workload& workload : workloads) {
+  for (const NanoBatch& workload : workloads) {
     for (const int64_t length : lengths_of(workload)) ++counts[length];
   }
   return counts;
@@ -33,8 +33,8 @@ TEST(SampleWorkloads, every_nano_batch_is_full_and_its_sequences_too) {
   for (const SampleKind kind : {SampleKind::kPretrain, SampleKind::kProlong}) {
     const auto workloads = sample_workloads(lengths, {.kind = kind, .count = 5, .ranks = 8});
     ASSERT_EQ(workloads.size(), 5);
-    for (const Workload& workload : workloads) {
-      EXPECT_EQ(workload.nano_batch.num_tokens(), 8 * 131'072);
+    for (const NanoBatch& workload : workloads) {
+      EXPECT_EQ(workload.num_tokens(), 8 * 131'072);
       int64_t used = 0;
       for (const int64_t length : lengths_of(workload)) {
         EXPECT_EQ(length % 16, 0);
@@ -53,7 +53,7 @@ TEST(SampleWorkloads, pretrain_drops_the_second_half_of_the_short_ones) {
   // A pass is 4 sequences of long documents and half a sequence of short ones: 17 sequences are
   // nearly 4 passes. A cut leaves multiples of 8,192, of which 16,384 would be rare.
   int64_t short_ones = 0;
-  for (const Workload& workload : workloads) {
+  for (const NanoBatch& workload : workloads) {
     for (const int64_t length : lengths_of(workload)) short_ones += length == 8192 ? 1 : 0;
   }
   EXPECT_NEAR(static_cast<double>(short_ones), 4 * 32, 32);
@@ -63,7 +63,7 @@ TEST(SampleWorkloads, without_cuts_a_pass_holds_exactly_what_is_kept) {
   // 16 kept documents of 4,096 (x 8: 32,768) fill one sequence, whatever their order.
   const std::vector<int64_t> lengths(32, 4096);
   const auto workloads = sample_workloads(lengths, {.count = 2, .ranks = 4});
-  for (const Workload& workload : workloads) {
+  for (const NanoBatch& workload : workloads) {
     EXPECT_EQ(lengths_of(workload), std::vector<int64_t>(16, 32'768));
   }
   // 4 copies of a long document, each as long as a sequence.
@@ -93,9 +93,9 @@ TEST(SampleWorkloads, the_seed_decides_and_a_second_pass_has_another_order) {
   options.seed = 43;
   const auto other = sample_workloads(lengths, options);
   for (size_t i = 0; i < first.size(); ++i) {
-    EXPECT_EQ(first[i].nano_batch, again[i].nano_batch);
-    EXPECT_NE(first[i].nano_batch, other[i].nano_batch);
-    for (size_t j = 0; j < i; ++j) EXPECT_NE(first[i].nano_batch, first[j].nano_batch);
+    EXPECT_EQ(first[i], again[i]);
+    EXPECT_NE(first[i], other[i]);
+    for (size_t j = 0; j < i; ++j) EXPECT_NE(first[i], first[j]);
   }
 }
 

@@ -19,45 +19,36 @@ std::vector<Task> balanced_tasks(const PlanRequest& request, const Layout& layou
 }
 
 template <int kMostOfGroup>
-Layout wlb_cp(const PlanRequest& request) {
-  return wlb_cp_layout(request, kMostOfGroup);
+Layout wlb(const PlanRequest& request) {
+  return wlb_layout(request, kMostOfGroup);
 }
 
-constexpr LayoutEntry wlb_cp_entry(std::string_view name, std::string_view summary,
-                                   LayoutFunction make) {
+constexpr LayoutEntry uneven(std::string_view name, std::string_view summary, LayoutFunction make) {
   return {.name = name, .summary = summary, .make = make, .even_tokens = false};
 }
 
-constexpr SchedulerEntry wlb_cp_scheduler(std::string_view name, std::string_view summary) {
+/// A scheduler for the layout of the same name, in which every query stays at home.
+constexpr SchedulerEntry staying(std::string_view name, std::string_view summary) {
   return {.name = name,
           .summary = summary,
           .schedule = schedule_local,
           .layout = name,
           .only_this_layout = true,
-          .even_tokens = false,
           .capacities = false};
 }
 
 constexpr LayoutEntry kLayouts[] = {
     {"balanced", "homes where most queries can stay and keys travel least", balanced_layout},
     {"sequential", "documents in order fill one worker after another", sequential_layout},
-    {.name = "wlb",
-     .summary = "whole documents, even work by x^2 + x: variable-length packing",
-     .make = wlb_layout,
-     .even_tokens = false},
-    {.name = "karmarkar-karp",
-     .summary = "whole documents, even work by the largest differencing method",
-     .make = karmarkar_karp_layout,
-     .even_tokens = false},
-    {.name = "per-document-cp",
-     .summary = "every document over all workers, head and tail shards",
-     .make = per_document_layout,
-     .even_tokens = false},
-    wlb_cp_entry("wlb-cp2", "wlb over groups of 2 workers, each document cut over its group",
-                 wlb_cp<2>),
-    wlb_cp_entry("wlb-cp4", "groups of 4", wlb_cp<4>),
-    wlb_cp_entry("wlb-cp8", "groups of 8", wlb_cp<8>),
-    wlb_cp_entry("wlb-cp16", "groups of 16", wlb_cp<16>),
+    uneven("wlb", "whole documents, even work by x^2 + x: variable-length packing", wlb<1>),
+    uneven("karmarkar-karp", "whole documents, even work by the largest differencing method",
+           karmarkar_karp_layout),
+    uneven("per-document-cp", "every document over all workers, head and tail shards",
+           per_document_layout),
+    uneven("wlb-cp2", "wlb over groups of 2 workers, each document cut over its group", wlb<2>),
+    uneven("wlb-cp4", "groups of 4", wlb<4>),
+    uneven("wlb-cp8", "groups of 8", wlb<8>),
+    uneven("wlb-cp16", "groups of 16", wlb<16>),
 };
 constexpr SchedulerEntry kSchedulers[] = {
     {.name = "balanced",
@@ -75,54 +66,32 @@ constexpr SchedulerEntry kSchedulers[] = {
      .schedule = schedule_local,
      .layout = "sequential",
      .capacities = false},
-    {.name = "per-document-cp",
-     .summary = "context parallelism: every document over all workers, tasks stay, keys travel",
-     .schedule = schedule_local,
-     .layout = "per-document-cp",
-     .only_this_layout = true,
-     .even_tokens = false,
-     .capacities = false},
-    {.name = "wlb",
-     .summary = "whole documents packed for even work, tokens uneven; nothing travels",
-     .schedule = schedule_local,
-     .layout = "wlb",
-     .only_this_layout = true,
-     .even_tokens = false,
-     .capacities = false},
-    {.name = "karmarkar-karp",
-     .summary = "whole samples for even work, tokens uneven, as frameworks balance replicas",
-     .schedule = schedule_local,
-     .layout = "karmarkar-karp",
-     .only_this_layout = true,
-     .even_tokens = false,
-     .capacities = false},
-    wlb_cp_scheduler("wlb-cp2",
-                     "data x context parallelism: tasks stay, keys travel in groups of 2"),
-    wlb_cp_scheduler("wlb-cp4", "groups of 4"),
-    wlb_cp_scheduler("wlb-cp8", "groups of 8"),
-    wlb_cp_scheduler("wlb-cp16", "groups of 16"),
+    staying("per-document-cp",
+            "context parallelism: every document over all workers, tasks stay, keys travel"),
+    staying("wlb", "whole documents packed for even work, tokens uneven; nothing travels"),
+    staying("karmarkar-karp",
+            "whole samples for even work, tokens uneven, as frameworks balance replicas"),
+    staying("wlb-cp2", "data x context parallelism: tasks stay, keys travel in groups of 2"),
+    staying("wlb-cp4", "groups of 4"),
+    staying("wlb-cp8", "groups of 8"),
+    staying("wlb-cp16", "groups of 16"),
 };
 
 // These are in no list, so no configuration may name them (baselines.h).
 constexpr LayoutEntry kUnlistedLayouts[] = {
     {"sequential-exact", "documents in order, cut at any token", exact_layout},
-    {.name = "given-groups",
-     .summary = "groups of workers that the nano-batch says",
-     .make = given_groups_layout,
-     .even_tokens = false},
+    uneven("given-groups", "groups of workers that the nano-batch says", given_groups_layout),
 };
 constexpr SchedulerEntry kUnlistedSchedulers[] = {
     {.name = "greedy-original",
      .summary = "the released planner of the paper",
      .schedule = schedule_original,
      .layout = "sequential-exact",
-     .tolerance_ppm = 50'000,
      .only_this_layout = true},
     {.name = "all-gather",
      .summary = "tasks stay, all keys of a document travel to all who hold a part of it",
      .schedule = schedule_all_gather,
      .layout = "per-document-cp",
-     .even_tokens = false,
      .capacities = false},
 };
 
@@ -154,7 +123,8 @@ const SchedulerEntry& find_scheduler(std::string_view name) {
 }
 
 ValidateOptions checks_of(const SchedulerEntry& scheduler) {
-  return {.capacities = scheduler.capacities, .even_tokens = scheduler.even_tokens};
+  return {.capacities = scheduler.capacities,
+          .even_tokens = find_layout(scheduler.layout).even_tokens};
 }
 
 }  // namespace distca

@@ -24,8 +24,8 @@ struct LayoutEntry {
   std::string_view name;
   std::string_view summary;  // one line, for --print-config
   LayoutFunction make;
-  /// False if workers may hold uneven numbers of tokens. Only a scheduler without even_tokens takes
-  /// such a layout.
+  /// False if workers may hold uneven numbers of tokens. Only a scheduler takes such a layout whose
+  /// own layout is one, too.
   bool even_tokens = true;
 };
 struct SchedulerEntry {
@@ -35,7 +35,6 @@ struct SchedulerEntry {
   std::string_view layout;         // for a request that names none
   int64_t tolerance_ppm = 50'000;  // for a request that names none
   bool only_this_layout = false;   // any other layout is refused
-  bool even_tokens = true;         // false if it trades even tokens for even load
   bool capacities = true;          // false if queries stay at home, whatever the capacities
   bool split_kv = false;           // true if it can do split_kv and spread
 };

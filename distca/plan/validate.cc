@@ -10,15 +10,16 @@ namespace distca {
 namespace {
 
 std::string describe(const Range& range) { return fmt::format("[{}, {})", range.begin, range.end); }
+constexpr auto kHeldFrom = [](const Held& segment) { return segment.tokens.begin; };
 
-class Validator {
+class Validator : Violations {
  public:
   Validator(const Plan& plan, const ValidateOptions& options)
-      : plan_(plan),
+      : Violations(options.max_violations),
+        plan_(plan),
         options_(options),
         held_(plan.nano_batch.documents.size()),
-        tasks_(plan.nano_batch.documents.size()),
-        violations_(options.max_violations) {}
+        tasks_(plan.nano_batch.documents.size()) {}
 
   std::vector<std::string> run() {
     if (shapes_right()) {
@@ -28,17 +29,13 @@ class Validator {
       check_tasks();
       for (size_t document = 0; document < held_.num_documents(); ++document) check_pairs(document);
       // Loads are checked only if the tasks make sense.
-      if (violations_.none()) check_load(plan_, options_, held_, tasks_, violations_);
+      if (none()) check_load(plan_, options_, held_, tasks_, *this);
       for (size_t document = 0; document < held_.num_documents(); ++document) check_cuts(document);
     }
-    return std::move(violations_).lines();
+    return std::move(*this).lines();
   }
 
  private:
-  template <typename... Args>
-  void report(fmt::format_string<Args...> format, Args&&... args) {
-    violations_.report(format, std::forward<Args>(args)...);
-  }
   int64_t length(int64_t document) const { return plan_.nano_batch.documents[document].length; }
   int num_ranks() const { return std::max(plan_.cluster.num_workers, plan_.cluster.num_servers()); }
 
@@ -61,7 +58,7 @@ class Validator {
     if (plan_.load.size() != static_cast<size_t>(num_ranks())) {
       report("load of {} ranks, there are {}", plan_.load.size(), num_ranks());
     }
-    return violations_.none();
+    return none();
   }
 
   /// A range of a document that exists, not empty.
@@ -91,8 +88,7 @@ class Validator {
 
   void check_homes(size_t document) {
     const std::span<Held> held = held_[document];
-    std::sort(held.begin(), held.end(),
-              [](const Held& a, const Held& b) { return a.tokens.begin < b.tokens.begin; });
+    std::ranges::sort(held, {}, kHeldFrom);
     int64_t seen = 0;
     for (const Held& segment : held) {
       if (segment.tokens.begin > seen) {
@@ -176,9 +172,7 @@ class Validator {
 
   void check_segment(size_t index, const Task& task) {
     const std::span<const Held> held = held_[task.document];
-    const auto after = std::partition_point(held.begin(), held.end(), [&task](const Held& segment) {
-      return segment.tokens.begin <= task.q.begin;
-    });
+    const auto after = std::ranges::upper_bound(held, task.q.begin, {}, kHeldFrom);
     if (after == held.begin() || (after - 1)->tokens.end < task.q.end) {
       report("task {}: q {} of document {} does not lie in one segment", index, describe(task.q),
              task.document);
@@ -193,8 +187,7 @@ class Validator {
     for (const Task* task : by_begin_) edges_.insert(edges_.end(), {task->q.begin, task->q.end});
     std::sort(edges_.begin(), edges_.end());
     edges_.erase(std::unique(edges_.begin(), edges_.end()), edges_.end());
-    std::sort(by_begin_.begin(), by_begin_.end(),
-              [](const Task* a, const Task* b) { return a->q.begin < b->q.begin; });
+    std::ranges::sort(by_begin_, {}, [](const Task* task) { return task->q.begin; });
 
     active_.clear();
     size_t next = 0;
@@ -203,8 +196,7 @@ class Validator {
       std::erase_if(active_, [&rows](const Task* task) { return task->q.end <= rows.begin; });
       while (next < by_begin_.size() && by_begin_[next]->q.begin == rows.begin)
         active_.push_back(by_begin_[next++]);
-      std::sort(active_.begin(), active_.end(),
-                [](const Task* a, const Task* b) { return a->kv.begin < b->kv.begin; });
+      std::ranges::sort(active_, {}, [](const Task* task) { return task->kv.begin; });
       check_rows(document, rows);
     }
   }
@@ -231,15 +223,11 @@ class Validator {
 
   void check_cuts(size_t document) {
     const std::span<const Held> held = held_[document];
-    const auto is_cut_by_layout = [held](int64_t token) {
-      const auto after = std::partition_point(
-          held.begin(), held.end(), [&](const Held& one) { return one.tokens.begin < token; });
-      return after != held.end() && after->tokens.begin == token;
-    };
     const auto check = [&](const char* whose, int64_t index, const Range& range) {
       for (const int64_t cut : {range.begin, range.end}) {
         if (cut % 128 == 0 || cut == length(document)) continue;
-        if (!options_.whole_blocks && is_cut_by_layout(cut)) continue;
+        const bool is_cut_by_layout = std::ranges::binary_search(held, cut, {}, kHeldFrom);
+        if (!options_.whole_blocks && is_cut_by_layout) continue;
         report("{} {}: document {} is cut at {}, neither a multiple of 128 nor its end {}", whose,
                index, document, cut, length(document));
       }
@@ -256,7 +244,6 @@ class Validator {
   const ValidateOptions& options_;
   ByDocument<Held> held_;          // ascending position once checked
   ByDocument<const Task*> tasks_;  // tasks whose ranges exist, in the plan's order
-  Violations violations_;
   // Lists of the document at hand. They are members to keep their memory.
   std::vector<const Task*> by_begin_, active_;
   std::vector<int64_t> edges_;

@@ -65,7 +65,7 @@ class Recount {
       }
     }
     const auto at_home = [&](const Task* task) { return task->server == held[0].worker; };
-    if (held.size() == 1 && std::all_of(tasks.begin(), tasks.end(), at_home)) return;
+    if (held.size() == 1 && std::ranges::all_of(tasks, at_home)) return;
 
     by_worker_.assign(held.begin(), held.end());
     std::sort(by_worker_.begin(), by_worker_.end(), [](const Held& a, const Held& b) {
@@ -90,8 +90,7 @@ class Recount {
       while (own_end != by_worker_.end() && own_end->worker == server) ++own_end;
       read({own, own_end}, travelling[server].in);
     }
-    std::sort(edges_.begin(), edges_.end(),
-              [](const Edge& a, const Edge& b) { return a.position < b.position; });
+    std::ranges::sort(edges_, {}, &Edge::position);
     int64_t readers = 0;
     auto home = held.begin();
     for (size_t i = 0; i + 1 < edges_.size(); ++i) {

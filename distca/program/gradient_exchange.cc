@@ -44,13 +44,6 @@ Range slice(const Cut& cut, int64_t block, const Group& group, size_t place) {
           cut.elements.begin + blocks * (part + 1) / ranks * block};
 }
 
-void add_at(MessageList& list, int peer, int64_t offset, int64_t bytes) {
-  if (bytes == 0) return;
-  list.messages.push_back({.peer = peer, .offset = offset, .bytes = bytes});
-  list.bytes += bytes;
-  list.buffer_bytes = std::max(list.buffer_bytes, offset + bytes);
-}
-
 GradientBucket make_bucket(const GradientExchangeRequest& request, const Cut& cut,
                            const Group& group) {
   const Range& elements = cut.elements;
@@ -68,12 +61,12 @@ GradientBucket make_bucket(const GradientExchangeRequest& request, const Cut& cu
     if (place == group.own) continue;
     const Range theirs = slice(cut, request.block, group, place);
     const int peer = group.ranks[place];
-    add_at(bucket.reduce_sends, peer, (theirs.begin - elements.begin) * request.element_bytes,
-           theirs.size() * request.element_bytes);
+    bucket.reduce_sends.add_at(peer, (theirs.begin - elements.begin) * request.element_bytes,
+                               theirs.size() * request.element_bytes);
     bucket.reduce_receives.add(peer, bucket.own.size() * request.element_bytes);
     const Range received = gathered(theirs);
-    add_at(bucket.gather_sends, peer, sent.begin, sent.size());
-    add_at(bucket.gather_receives, peer, received.begin, received.size());
+    bucket.gather_sends.add_at(peer, sent.begin, sent.size());
+    bucket.gather_receives.add_at(peer, received.begin, received.size());
   }
   return bucket;
 }

@@ -6,26 +6,6 @@
 #include "distca/program/program_builder.h"
 
 namespace distca {
-namespace {
-
-struct BuilderOf {
-  Overlap overlap;
-  Program (*build)(const ProgramRequest& request);
-};
-constexpr BuilderOf kBuilders[] = {
-    {Overlap::kNone, build_none},
-    {Overlap::kWithin, build_within},
-    {Overlap::kPingPong, build_ping_pong},
-};
-
-}  // namespace
-
-Overlap overlap_of(std::string_view name) {
-  for (const OverlapName& known : kOverlaps) {
-    if (known.name == name) return known.overlap;
-  }
-  DISTCA_CHECK(false, "no way to overlap is named {}", name);
-}
 
 std::string_view overlap_name(Overlap overlap) {
   return std::ranges::find(kOverlaps, overlap, &OverlapName::overlap)->name;
@@ -44,8 +24,15 @@ OverlapModel overlap_model_of(Overlap overlap, int64_t nano_batches) {
 }
 
 Program build_program(const ProgramRequest& request) {
-  for (const BuilderOf& builder : kBuilders) {
-    if (builder.overlap == request.overlap) return builder.build(request);
+  switch (request.overlap) {
+    case Overlap::kNone:
+      return build_none(request);
+    case Overlap::kWithin:
+      return build_within(request);
+    case Overlap::kPingPong: {
+      const TensorPlace& tensor = request.stage ? request.stage->stage.tensor : request.tensor;
+      return tensor.size > 1 ? build_counter_phase(request) : build_in_turn(request);
+    }
   }
   DISTCA_CHECK(false, "overlap {} has no builder", static_cast<int>(request.overlap));
 }

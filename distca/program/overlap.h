@@ -60,8 +60,6 @@ inline constexpr std::array<OverlapName, 3> kOverlaps{{
     {"ping-pong", "two nano-batches: exchanges of one under the other's compute",
      Overlap::kPingPong},
 }};
-/// The mode with this name of kOverlaps. Any other name is a CHECK.
-Overlap overlap_of(std::string_view name);
 std::string_view overlap_name(Overlap overlap);
 /// The planner's view of what exchanges run under in this mode, for steps of `nano_batches`
 /// nano-batches (plan/layer_time.h).

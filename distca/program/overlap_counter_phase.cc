@@ -35,7 +35,7 @@ class Turn {
     }
     const bool forward =
         std::ranges::any_of(other_.visits(), [](const Visit& visit) { return is_forward(visit); });
-    first_ = chain_.ends_layer(Pass::kBackward) ? kSharesFirst : 0;
+    first_ = chain_.ends_backward_layer() ? kSharesFirst : 0;
     between_ = kAttentionShares - first_ - (forward ? kSharesLast : 0);
     other_.attention_until(first_);
     builder_.set_seam([this](int rows) { seam(rows); });
@@ -80,13 +80,6 @@ class Turn {
   bool is_combined_ = false;     // forward of the other chain is
 };
 
-/// A layer step of a chain without a partner, with seams in place.
-void play_alone(SlotChain& chain) {
-  if (chain.attends()) chain.attention(/*partial=*/true);
-  chain.linear();
-  chain.begin();
-}
-
 }  // namespace
 
 Program build_counter_phase(const ProgramRequest& request) {
@@ -95,15 +88,14 @@ Program build_counter_phase(const ProgramRequest& request) {
   first.linear();
   while (!first.done() || !second.done()) {
     if (second.done()) {
-      play_alone(first);
+      first.play_alone();
     } else if (first.done()) {
-      play_alone(second);
+      second.play_alone();
     } else {
       Turn(builder, second, first).play();
       Turn(builder, first, second).play();
     }
   }
-  if (builder.trains()) builder.update();
   return builder.take();
 }
 

@@ -9,12 +9,11 @@ void play(ProgramBuilder& builder, std::span<const Visit> visits) {
   for (const Visit& visit : visits) builder.begin_visit(visit);
   for (int turn = 0; turn < builder.layer_steps(visits.front()); ++turn) {
     for (const Visit& visit : visits) {
-      const int step = builder.layer_step(visit, turn);
       builder.start_layer(visit, turn);
-      builder.redispatch(visit, step);
-      builder.dispatch(visit, step);
-      builder.core_attention(visit, step, TaskSet::kAll);
-      builder.combine(visit, step);
+      builder.redispatch(visit, turn);
+      builder.dispatch(visit, turn);
+      builder.core_attention(visit, turn, TaskSet::kAll);
+      builder.combine(visit, turn);
       builder.end_layer(visit, turn);
       builder.weight_gradients(visit, turn);
     }
@@ -30,7 +29,6 @@ Program build_none(const ProgramRequest& request) {
   const size_t visits = builder.visits(0).size();
   for (size_t first = 0; first < visits; first += builder.beside(0, first).size())
     play(builder, builder.beside(0, first));
-  if (builder.trains()) builder.update();
   return builder.take();
 }
 

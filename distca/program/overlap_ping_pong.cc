@@ -11,11 +11,6 @@
 
 namespace distca {
 
-Program build_ping_pong(const ProgramRequest& request) {
-  const TensorPlace& tensor = request.stage ? request.stage->stage.tensor : request.tensor;
-  return tensor.size > 1 ? build_counter_phase(request) : build_in_turn(request);
-}
-
 Program build_in_turn(const ProgramRequest& request) {
   ProgramBuilder builder(request, /*slots=*/2, ProgramBuilder::Waiting::kForWhatIsNeeded);
   SlotChain first(&builder, 0), second(&builder, 1);
@@ -30,7 +25,6 @@ Program build_in_turn(const ProgramRequest& request) {
     first.begin();
     if (!alone) second.begin();
   }
-  if (builder.trains()) builder.update();
   return builder.take();
 }
 

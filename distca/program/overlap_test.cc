@@ -358,12 +358,8 @@ TEST(Overlap, exchanges_run_under_what_the_planner_takes_them_to) {
   EXPECT_EQ(overlap_model_of(Overlap::kPingPong, 1), OverlapModel::kHomeTasks) << "no other one";
 }
 
-TEST(Overlap, names_lead_to_schedules) {
-  for (const OverlapName& known : kOverlaps) {
-    EXPECT_EQ(overlap_of(known.name), known.overlap);
-    EXPECT_EQ(overlap_name(known.overlap), known.name);
-  }
-  EXPECT_THROW(overlap_of("pong-ping"), CheckFailure);
+TEST(Overlap, modes_have_names) {
+  for (const OverlapName& known : kOverlaps) EXPECT_EQ(overlap_name(known.overlap), known.name);
 }
 
 }  // namespace

@@ -10,12 +10,7 @@ Program build_within(const ProgramRequest& request) {
   ProgramBuilder builder(request, /*slots=*/1, ProgramBuilder::Waiting::kForWhatIsNeeded);
   SlotChain chain(&builder, 0);
   chain.linear();
-  while (!chain.done()) {
-    chain.attention(/*partial=*/true);
-    chain.linear();
-    chain.begin();
-  }
-  if (builder.trains()) builder.update();
+  while (!chain.done()) chain.play_alone();
   return builder.take();
 }
 

@@ -1,7 +1,6 @@
 #include "distca/program/pipeline_order.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 #include <span>
@@ -11,8 +10,6 @@
 
 namespace distca {
 namespace {
-
-constexpr std::array kPasses{Pass::kForward, Pass::kBackward};
 
 /// The work of a stage in a tick and slot. Nano-batch -1 means none.
 struct Work {
@@ -26,14 +23,18 @@ using Works = std::vector<Work>;  // [stage]
 Works works_of(const PipelineShape& shape, const Tick& tick, int slot) {
   DISTCA_CHECK_EQ(tick.stages.size(), shape.layers.size());
   Works works;
-  for (const TickStage& stage : tick.stages) {
-    const int nano = stage.micro_batch * shape.slots + slot;
-    const bool works_here = stage.micro_batch >= 0 && nano < shape.nano_batches;
-    works.push_back({.nano_batch = works_here ? nano : -1,
-                     .pass = stage.pass,
-                     .virtual_stage = stage.virtual_stage});
-  }
+  for (const TickStage& stage : tick.stages)
+    works.push_back({shape.nano_batch(stage, slot), stage.pass, stage.virtual_stage});
   return works;
+}
+
+/// The stage with this index. Ranks that only serve are behind the last one and have no layers.
+Stage stage_of(const PipelineShape& shape, int stage) {
+  const auto stages = static_cast<int>(shape.layers.size());
+  return {.index = stage,
+          .count = stages,
+          .layers = stage < stages ? shape.layers[stage] : Range(),
+          .virtual_stages = shape.virtual_stages};
 }
 
 bool is_idle(const Works& works) {
@@ -160,14 +161,14 @@ class PooledOrder {
       if (layers != steps.end) ended[stage].nano_batch = -1;
     }
     bool is_beside = false;
-    for (const Pass pass : kPasses) {
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
       const int exchange = exchange_of(tick, slot, works, pass, steps);
       if (exchange < 0) continue;
       for (int stage = 0; stage <= stages_; ++stage) {
         Visit visit{.pass = pass,
                     .tick = tick,
                     .exchange = exchange,
-                    .redispatched = pass == Pass::kBackward && (stages_ > 1 || shape_.redispatched),
+                    .redispatched = pass == Pass::kBackward,
                     .is_beside = is_beside,
                     .starts_late = starts_late && !is_beside};
         if (stage < stages_) visit.nano_batch = order_.exchanges[exchange].nano_batches[stage];
@@ -225,8 +226,7 @@ PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>&
   DISTCA_CHECK(shape.virtual_stages == 1 || weight_gradients.empty(), "they are not left there");
   const auto stages = static_cast<int>(shape.layers.size());
   const auto layers_of = [&](int stage, int virtual_stage) {
-    return layers_of_virtual_stage(shape.layers[stage], stages, shape.virtual_stages,
-                                   virtual_stage);
+    return stage_of(shape, stage).layers_of(virtual_stage);
   };
   int64_t most_layers = 0;
   for (int stage = 0; stage < stages; ++stage)
@@ -262,11 +262,9 @@ PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>&
 StagePart stage_part(const PipelineShape& shape, const PipelineOrder& order, int stage,
                      const std::vector<std::shared_ptr<const AttentionExchange>>& exchanges) {
   DISTCA_CHECK_EQ(exchanges.size(), order.exchanges.size());
-  const auto stages = static_cast<int>(shape.layers.size());
-  StagePart part{.stage = {.index = stage, .count = stages, .virtual_stages = shape.virtual_stages},
+  StagePart part{.stage = stage_of(shape, stage),
                  .num_nano_batches = shape.nano_batches,
                  .slots = order.visits[stage]};
-  if (stage < stages) part.stage.layers = shape.layers[stage];
   for (size_t i = 0; i < exchanges.size(); ++i)
     part.exchanges.push_back({exchanges[i], order.exchanges[i].layer_steps});
   return part;

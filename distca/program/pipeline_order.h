@@ -37,10 +37,13 @@ struct PipelineShape {
   /// Nano-batches of a micro-batch, played in turn: 2 under ping-pong, else 1. Nano-batch n belongs
   /// to micro-batch n / slots; the last micro-batch may have fewer.
   int slots = 2;
-  /// With one stage, servers may keep Q, K, V until backward. In a pipeline they never do.
-  bool redispatched = true;
   int virtual_stages = 1;  // in each stage
 
+  /// The nano-batch that a stage plays in this slot of a tick; -1 if there is none.
+  int nano_batch(const TickStage& stage, int slot) const {
+    const int nano = stage.micro_batch * slots + slot;
+    return stage.micro_batch >= 0 && nano < nano_batches ? nano : -1;
+  }
   int micro_batches() const { return static_cast<int>(ceil_div(nano_batches, slots)); }
 };
 

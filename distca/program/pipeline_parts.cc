@@ -1,6 +1,7 @@
 #include "distca/program/pipeline_parts.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -70,14 +71,10 @@ void PipelineParts::plan_pooled() {
   std::map<std::tuple<std::vector<int>, Pass, int>, size_t> others;
   std::vector<const OrderedExchange*> of_others;  // for which they are made
   for (const OrderedExchange& exchange : order_.exchanges) {
-    if (aligned_) {
-      std::vector<int> of_slot;
-      for (int stage = 0; stage < grid().stages; ++stage)
-        of_slot.push_back(aligned_->nano_batch(exchange.tick, stage, exchange.slot));
-      if (of_slot == exchange.nano_batches) {
-        plan_of_.push_back(aligned_->plan_of_slot[exchange.tick][exchange.slot]);
-        continue;
-      }
+    if (aligned_ &&
+        aligned_->nano_batches_of(exchange.tick, exchange.slot) == exchange.nano_batches) {
+      plan_of_.push_back(aligned_->plan_of_slot[exchange.tick][exchange.slot]);
+      continue;
     }
     // The other work of ranks differs from tick to tick.
     const bool is_alone = weight_gradients_.empty() && schedule() == PipelineSchedule::kAligned;
@@ -111,9 +108,7 @@ std::vector<int> PipelineParts::nano_batches_of_other_pass(const OrderedExchange
   std::vector<int> nano_batches(grid().stages, -1);
   for (int stage = 0; stage < grid().stages; ++stage) {
     const TickStage& of = ticks_[exchange.tick].stages[stage];
-    const int nano = of.micro_batch * shape_.slots + exchange.slot;
-    if (of.micro_batch >= 0 && of.pass != exchange.pass && nano < shape_.nano_batches)
-      nano_batches[stage] = nano;
+    if (of.pass != exchange.pass) nano_batches[stage] = shape_.nano_batch(of, exchange.slot);
   }
   return std::ranges::max(nano_batches) < 0 ? std::vector<int>() : nano_batches;
 }
@@ -177,17 +172,17 @@ std::string PipelineParts::hash() const {
 }
 
 std::vector<std::string> PipelineParts::violations(const ValidateOptions& options) const {
-  std::vector<std::string> all;
-  all = aligned_ ? validate(*aligned_, options)
-                 : weight_gradient_violations(
-                       ticks_, weight_gradients_,
-                       {.slots = shape_.slots,
-                        .nano_batches = shape_.nano_batches,
-                        .outstanding = request_.request.outstanding_weight_gradients});
+  std::vector<std::string> all =
+      aligned_ ? validate(*aligned_, options)
+               : weight_gradient_violations(
+                     ticks_, weight_gradients_,
+                     {.slots = shape_.slots,
+                      .nano_batches = shape_.nano_batches,
+                      .outstanding = request_.request.outstanding_weight_gradients});
   ValidateOptions of_rest = options;
   of_rest.even_tokens = false;  // idle stages hold none
   for (size_t i = aligned_ ? aligned_->plans.size() : 0; i < plans_.size(); ++i) {
-    for (const std::string& violation : validate(plans_[i], of_rest)) all.push_back(violation);
+    std::ranges::move(validate(plans_[i], of_rest), std::back_inserter(all));
   }
   return all;
 }

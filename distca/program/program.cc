@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "distca/base/error.h"
+#include "distca/base/text.h"
 #include "distca/program/gradient_exchange.h"
 #include "distca/program/tensor_rows.h"
 
@@ -106,7 +107,6 @@ const MessageList& messages(const Program& program, const Op& op, bool sent) {
 }  // namespace
 
 const char* op_name(OpKind kind) { return kKinds[static_cast<size_t>(kind)].name; }
-const char* pass_name(Pass pass) { return pass == Pass::kForward ? "forward" : "backward"; }
 const char* task_set_name(TaskSet set) { return kTaskSetNames[static_cast<size_t>(set)]; }
 const char* buffer_name(BufferRole role) { return kBufferNames[static_cast<size_t>(role)]; }
 
@@ -115,20 +115,9 @@ bool is_of_weights(OpKind kind) { return kKinds[static_cast<size_t>(kind)].is_of
 bool is_of_tensor(OpKind kind) { return kind == OpKind::kGatherRows || kind == OpKind::kSumRows; }
 
 bool communicates(OpKind kind) {
-  switch (kind) {
-    case OpKind::kDispatch:
-    case OpKind::kRedispatch:
-    case OpKind::kCombine:
-    case OpKind::kGatherRows:
-    case OpKind::kSumRows:
-    case OpKind::kP2p:
-    case OpKind::kGradReduce:
-    case OpKind::kGradGather:
-    case OpKind::kWeightGather:
-      return true;
-    default:
-      return false;
-  }
+  using enum OpKind;
+  return kind == kDispatch || kind == kRedispatch || kind == kCombine || is_of_tensor(kind) ||
+         kind == kP2p || kind == kGradReduce || kind == kGradGather || kind == kWeightGather;
 }
 
 Content content_of(const Op& op) {
@@ -201,26 +190,16 @@ int most_in_flight(const Program& program) {
 }
 
 std::string print_program(const Program& program) {
-  constexpr size_t kColumns = 7;
-  std::vector<std::array<std::string, kColumns>> rows = {
-      {"op", "stream", "operation", "wait_for", "wait_sends", "buffers", "messages or MFLOP"}};
+  Table table(
+      {"op", "stream", "operation", "wait_for", "wait_sends", "buffers", "messages or MFLOP"});
   for (size_t i = 0; i < program.ops.size(); ++i) {
     const Op& op = program.ops[i];
     const bool travels = op.stream == Stream::kComm;
-    rows.push_back({std::to_string(i), travels ? "comm" : "compute", describe(op),
-                    numbers(op.wait_for), numbers(op.wait_sends), buffers_of(op),
-                    travels ? messages_of(program, op) : megaflops(op)});
+    table.add_row({std::to_string(i), travels ? "comm" : "compute", describe(op),
+                   numbers(op.wait_for), numbers(op.wait_sends), buffers_of(op),
+                   travels ? messages_of(program, op) : megaflops(op)});
   }
-  std::array<size_t, kColumns> widths{};
-  for (const auto& row : rows) {
-    for (size_t c = 0; c + 1 < kColumns; ++c) widths[c] = std::max(widths[c], row[c].size());
-  }
-  std::string text;
-  for (const auto& row : rows) {
-    for (size_t c = 0; c < kColumns; ++c) text += fmt::format("{:<{}}  ", row[c], widths[c]);
-    text.erase(text.find_last_not_of(' ') + 1);
-    text += '\n';
-  }
+  std::string text = table.to_string();
   for (size_t i = 0; i < program.buffers.size(); ++i) {
     text += fmt::format("buffer {}: {}, {} bytes\n", i, buffer_name(program.buffers[i].role),
                         program.buffers[i].bytes);

@@ -174,16 +174,6 @@ struct TensorPlace {
   bool operator==(const TensorPlace&) const = default;
 };
 
-/// The layers of a stage's virtual stage, all of which have as many layers: those of a stage lie
-/// `stages` of them apart, from the first of `all` to the last.
-inline Range layers_of_virtual_stage(const Range& all, int stages, int virtual_stages,
-                                     int virtual_stage) {
-  if (virtual_stages == 1) return all;
-  const int64_t each = all.size() / ((virtual_stages - 1) * stages + 1);
-  const int64_t begin = all.begin + virtual_stage * stages * each;
-  return {begin, begin + each};
-}
-
 /// The part of the model whose phases a rank plays. Without a pipeline there is one stage.
 struct Stage {
   int index = 0;  // in the order of forward
@@ -193,9 +183,12 @@ struct Stage {
   Range layers;
   TensorPlace tensor;  // its part of their matrices
   int virtual_stages = 1;
-  /// The layers of one of its virtual stages.
+  /// The layers of one of its virtual stages, all of which have as many, and lie `count` of them
+  /// apart.
   Range layers_of(int virtual_stage) const {
-    return layers_of_virtual_stage(layers, count, virtual_stages, virtual_stage);
+    const int64_t each = layers.size() / ((virtual_stages - 1) * count + 1);
+    const int64_t begin = layers.begin + virtual_stage * count * each;
+    return {begin, begin + each};
   }
   int64_t num_layers() const { return layers_of(0).size() * virtual_stages; }
   bool holds(int64_t layer) const {
@@ -262,7 +255,6 @@ struct Program {
 };
 
 const char* op_name(OpKind kind);
-const char* pass_name(Pass pass);
 const char* task_set_name(TaskSet set);
 const char* buffer_name(BufferRole role);
 /// The name of an operation in errors and traces: "forward layer 3 dispatch of nano-batch 1", or,

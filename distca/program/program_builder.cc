@@ -10,23 +10,25 @@
 namespace distca {
 namespace {
 
-// Tags of one layer step of one exchange.
-enum TagKind {
-  kForwardDispatch,
-  kForwardCombine,
-  kRedispatchKeys,
-  kBackwardDispatch,
-  kBackwardCombine
-};
+/// Communications of one layer step of one exchange: dispatch and combine of both passes, and, in
+/// their midst, redispatch.
 constexpr int kTagKinds = 5;
 /// The runtime gives tags below this to exchanges, those above to collectives (comm/tags.h).
 constexpr int64_t kTagEnd = (1 << 25) - 16;
 
-TagKind tag_kind(OpKind kind, Pass pass) {
-  if (kind == OpKind::kRedispatch) return kRedispatchKeys;
-  if (pass == Pass::kForward) return kind == OpKind::kDispatch ? kForwardDispatch : kForwardCombine;
-  return kind == OpKind::kDispatch ? kBackwardDispatch : kBackwardCombine;
+int tag_kind(OpKind kind, Pass pass) {
+  if (kind == OpKind::kRedispatch) return 2;
+  return (pass == Pass::kForward ? 0 : 3) + (kind == OpKind::kCombine ? 1 : 0);
 }
+
+/// The place of a kGatherRows or kSumRows among those of its nano-batch and layer: forward pre and
+/// post attention, backward post and pre, of each gather and sum.
+int64_t place_in_layer(const Op& op) {
+  const int64_t is_post = op.of_phase == OpKind::kPostAttention ? 1 : 0;
+  const int64_t pair = op.pass == Pass::kForward ? is_post : 3 - is_post;
+  return 2 * pair + (op.kind == OpKind::kSumRows ? 1 : 0);
+}
+constexpr int64_t kTensorOpsInLayer = 8;
 
 /// The layers of a model by their windows.
 struct WindowedLayers {
@@ -119,22 +121,7 @@ ProgramBuilder::ProgramBuilder(const ProgramRequest& request, int slots, Waiting
   const size_t groups = request.gradients ? request.gradients->groups.size() : 0;
   DISTCA_CHECK_LT(last_p2p_tag() + 2 * static_cast<int64_t>(groups) * kMostBuckets,
                   first_tensor_tag());
-  add_tensor_rows();
   count_phases();
-}
-
-void ProgramBuilder::add_tensor_rows() {
-  if (!is_divided() || !request_.holds_weights) return;
-  program_.tensor_rows.resize(part_.num_nano_batches);
-  for (const std::vector<Visit>& visits : part_.slots) {
-    for (const Visit& visit : visits) {
-      if (visit.nano_batch < 0) continue;
-      const AttentionExchange& exchange = *exchange_of(visit).part;
-      const int64_t row_bytes = request_.model.hidden_size * element_bytes(exchange.types.compute);
-      program_.tensor_rows[visit.nano_batch] =
-          make_tensor_rows(part_.stage.tensor, exchange.rows.local_tokens, row_bytes);
-    }
-  }
 }
 
 void ProgramBuilder::add_exchanges() {
@@ -148,6 +135,7 @@ void ProgramBuilder::add_exchanges() {
     program_.exchanges.push_back(exchange.part);
   }
   program_.layer_steps.assign(exchanges_.size(), 0);
+  if (is_divided() && request_.holds_weights) program_.tensor_rows.resize(part_.num_nano_batches);
   nanos_.resize(part_.num_nano_batches);
   for (Nano& nano : nanos_) {
     nano.forward_pre_attention.assign(part_.stage.layers.size(), -1);
@@ -161,6 +149,11 @@ void ProgramBuilder::add_visit(const Visit& visit, int slot) {
   Exchange& exchange = exchange_of(visit);
   exchange.slot = slot;
   exchange.is_beside = visit.is_beside;
+  if (is_divided() && plays_phases(visit)) {
+    program_.tensor_rows[visit.nano_batch] =
+        make_tensor_rows(part_.stage.tensor, exchange.part->rows.local_tokens,
+                         request_.model.hidden_size * element_bytes(exchange.part->types.compute));
+  }
   const int steps = layer_steps(visit);
   int& most = program_.layer_steps[visit.exchange];
   most = std::max(most, visit.first_step + steps);
@@ -198,24 +191,26 @@ Op ProgramBuilder::make_op(OpKind kind, Pass pass, int layer, int nano_batch) co
   Op op;
   op.kind = kind;
   op.pass = pass;
+  op.stream = communicates(kind) ? Stream::kComm : Stream::kCompute;
   op.layer = layer;
   op.micro_batch = nano_batch < 0 ? -1 : nano_batch / slots_;
   op.nano_batch = nano_batch;
   return op;
 }
 
-Op ProgramBuilder::make_phase(OpKind kind, const Visit& visit, int step) const {
-  const int layer =
-      step < 0 || visit.nano_batch < 0 ? -1 : static_cast<int>(visit.layers.begin) + step;
+Op ProgramBuilder::make_phase(OpKind kind, const Visit& visit, int turn) const {
+  const int layer = turn < 0 || visit.nano_batch < 0
+                        ? -1
+                        : static_cast<int>(visit.layers.begin) + layer_step(visit, turn);
   Op op = make_op(kind, visit.pass, layer, visit.nano_batch);
   op.tick = visit.tick;
   return op;
 }
 
-Op ProgramBuilder::make_of_exchange(OpKind kind, const Visit& visit, int step) const {
-  Op op = make_phase(kind, visit, step);
+Op ProgramBuilder::make_of_exchange(OpKind kind, const Visit& visit, int turn) const {
+  Op op = make_phase(kind, visit, turn);
   op.exchange = visit.exchange;
-  op.layer_step = visit.first_step + step;
+  op.layer_step = visit.first_step + layer_step(visit, turn);
   return op;
 }
 
@@ -231,19 +226,6 @@ uint32_t ProgramBuilder::last_p2p_tag() const {
          2 * static_cast<uint32_t>(part_.num_nano_batches * num_boundaries());
 }
 
-namespace {
-
-/// The place of a kGatherRows or kSumRows among those of its nano-batch and layer.
-int64_t place_in_layer(const Op& op) {
-  const bool gathers = op.kind == OpKind::kGatherRows;
-  if (op.pass == Pass::kForward)
-    return op.of_phase == OpKind::kPostAttention ? (gathers ? 2 : 3) : (gathers ? 0 : 1);
-  return op.of_phase == OpKind::kPostAttention ? (gathers ? 4 : 5) : (gathers ? 6 : 7);
-}
-constexpr int64_t kTensorOpsInLayer = 8;
-
-}  // namespace
-
 /// They lie above all others, because only the ranks of a server, which have as many layers, must
 /// have the same ones.
 int64_t ProgramBuilder::first_tensor_tag() const {
@@ -255,9 +237,8 @@ int64_t ProgramBuilder::tensor_ops_in_nano_batch() const {
 }
 
 Op ProgramBuilder::make_of_tensor(OpKind kind, OpKind of_phase, const Visit& visit,
-                                  int step) const {
-  Op op = make_phase(kind, visit, step);
-  op.stream = Stream::kComm;
+                                  int turn) const {
+  Op op = make_phase(kind, visit, turn);
   op.of_phase = of_phase;
   const int64_t place =
       op.layer < 0
@@ -268,9 +249,8 @@ Op ProgramBuilder::make_of_tensor(OpKind kind, OpKind of_phase, const Visit& vis
   return op;
 }
 
-Op ProgramBuilder::make_communication(OpKind kind, const Visit& visit, int step) const {
-  Op op = make_of_exchange(kind, visit, step);
-  op.stream = Stream::kComm;
+Op ProgramBuilder::make_communication(OpKind kind, const Visit& visit, int turn) const {
+  Op op = make_of_exchange(kind, visit, turn);
   const int64_t steps_before = exchanges_[visit.exchange].first_step + op.layer_step;
   op.tag = 1 + static_cast<uint32_t>(steps_before * kTagKinds + tag_kind(kind, visit.pass));
   return op;
@@ -282,31 +262,50 @@ int32_t ProgramBuilder::new_buffer(BufferRole role) {
   return static_cast<int32_t>(program_.buffers.size()) - 1;
 }
 
-/// Returns a buffer that holds all of these messages, or -1 if there are none.
-int32_t ProgramBuilder::buffer(BufferRole role, int layer, const Exchange& exchange,
-                               const MessageList& messages) {
-  if (messages.empty()) return -1;
+void ProgramBuilder::enlarge(int32_t buffer, int64_t bytes) {
+  int64_t& size = program_.buffers[buffer].bytes;
+  size = std::max(size, bytes);
+}
+
+/// Returns a buffer of at least so many bytes, or -1 if there are none. Visits to the exchanges of
+/// a slot share it.
+int32_t ProgramBuilder::buffer(BufferRole role, const Exchange& exchange, int64_t bytes,
+                               int layer) {
+  if (bytes == 0) return -1;
   // Accumulators are free as soon as they have been packed: one buffer for all slots.
   const int slot = role == BufferRole::kAccumulators ? 0 : exchange.slot;
   const auto [place, is_new] = buffers_.try_emplace({role, slot, exchange.is_beside, layer}, -1);
   if (is_new) place->second = new_buffer(role);
-  int64_t& size = program_.buffers[place->second].bytes;
-  size = std::max(size, messages.buffer_bytes);
+  enlarge(place->second, bytes);
   return place->second;
+}
+
+/// Takes one of the buffers that are free, or a new one.
+int32_t ProgramBuilder::take_free(std::vector<int32_t>& free, BufferRole role, int64_t bytes) {
+  if (free.empty()) free.push_back(new_buffer(role));
+  const int32_t taken = free.back();
+  free.pop_back();
+  enlarge(taken, bytes);
+  return taken;
 }
 
 /// Returns the buffer of received Q, K, V. Kept ones have a buffer for each layer, not for each
 /// layer step, since the exchanges of several windows share a slot.
-int32_t ProgramBuilder::qkv_in(const Visit& visit, int step) {
+int32_t ProgramBuilder::qkv_in(const Visit& visit, int turn) {
   const Exchange& exchange = exchange_of(visit);
-  const int layer = exchange.kept ? static_cast<int>(visit.layers.begin) + step : 0;
-  return buffer(BufferRole::kQkvIn, layer, exchange, exchange.part->homes(Content::kQkv));
+  const int layer =
+      exchange.kept ? static_cast<int>(visit.layers.begin) + layer_step(visit, turn) : 0;
+  return buffer(BufferRole::kQkvIn, exchange, exchange.part->homes(Content::kQkv).buffer_bytes,
+                layer);
 }
 
-/// Where gradients are summed in another buffer than the one they are sent from; else -1.
-int32_t ProgramBuilder::accumulators(const Exchange& exchange) {
-  if (!exchange.part->converts_gradients()) return -1;
-  return buffer(BufferRole::kAccumulators, exchange, exchange.part->homes(Content::kAccumulator));
+/// The buffer in which core attention sums gradients for other ranks: the one that they are sent
+/// from, unless they travel in another type.
+int32_t ProgramBuilder::sums_of_gradients(const Exchange& exchange) {
+  const bool converts = exchange.part->converts_gradients();
+  return buffer(
+      converts ? BufferRole::kAccumulators : BufferRole::kGradientOut, exchange,
+      exchange.part->homes(converts ? Content::kAccumulator : Content::kGradient).buffer_bytes);
 }
 
 void ProgramBuilder::wait_for(Op& op, int32_t other) const {

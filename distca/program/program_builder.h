@@ -4,10 +4,11 @@
 //
 //   ProgramBuilder builder(request, /*slots=*/1, ProgramBuilder::Waiting::kForWhatIsNeeded);
 //   const Visit& visit = builder.visits(/*slot=*/0)[0];
-//   builder.pre_attention(visit, /*step=*/0);
+//   builder.begin_visit(visit);
+//   builder.start_layer(visit, /*turn=*/0);
 //   builder.dispatch(visit, 0);
 //   builder.core_attention(visit, 0, TaskSet::kAll);
-//   const Program program = builder.take();
+//   const Program program = builder.take();  // where it trains, once all backward phases are in
 //
 // A builder belongs to one thread.
 
@@ -32,8 +33,7 @@ namespace distca {
 // The overlap modes, one file each.
 Program build_none(const ProgramRequest& request);
 Program build_within(const ProgramRequest& request);
-Program build_ping_pong(const ProgramRequest& request);
-/// build_ping_pong where no ranks divide layers, and where they do.
+/// Ping-pong where no ranks divide layers, and where they do.
 Program build_in_turn(const ProgramRequest& request);
 Program build_counter_phase(const ProgramRequest& request);
 
@@ -48,14 +48,12 @@ class ProgramBuilder {
   /// has buffers of its own. Without a pipeline, nano-batch n is played in slot n % slots.
   ProgramBuilder(const ProgramRequest& request, int slots, Waiting waiting);
 
-  bool trains() const { return request_.kind == ProgramRequest::Kind::kTrain; }
   const std::vector<Visit>& visits(int slot) const { return part_.slots[slot]; }
   /// The visits that are played together, of which `first` is the first. There are none behind the
   /// last one.
   std::span<const Visit> beside(int slot, size_t first) const;
-  /// How many layer steps a visit has, and which of them is played in turn 0, 1, ...
+  /// How many layer steps a visit has. They are played in turns 0, 1, ...
   int layer_steps(const Visit& visit) const;
-  int layer_step(const Visit& visit, int turn) const;
   /// The sets of tasks, in their order; `partial` for a mode in which exchanges run under the tasks
   /// at home. Only sets with tasks are listed, but at least one (AttentionExchange::partial_sets).
   const std::vector<TaskSet>& task_sets(const Visit& visit, bool partial) const;
@@ -70,8 +68,8 @@ class ProgramBuilder {
   };
   Seams seams(const Visit& visit) const;
 
-  // Each of these appends operations, unless this rank has no part in them: only who has weights
-  // and a nano-batch of its own plays phases.
+  // Each of these appends operations of a turn, unless this rank has no part in them: only who has
+  // weights and a nano-batch of its own plays phases.
 
   /// embed, or the loss of backward, where a stage begins with them.
   void begin_visit(const Visit& visit);
@@ -83,28 +81,19 @@ class ProgramBuilder {
   /// post_attention of the layer, in backward pre_attention, likewise.
   void end_layer(const Visit& visit, int turn);
 
-  void embed(const Visit& visit);
-  void pre_attention(const Visit& visit, int step);
-  /// attention_norm, out_projection or mlp_norm.
-  void divided_phase(OpKind kind, const Visit& visit, int step);
-  void gather_rows(OpKind of_phase, const Visit& visit, int step);
-  void sum_rows(OpKind of_phase, const Visit& visit, int step);
-  void dispatch(const Visit& visit, int step);
-  void redispatch(const Visit& visit, int step);  // nothing where the visit needs none
-  void core_attention(const Visit& visit, int step, TaskSet tasks);
+  void dispatch(const Visit& visit, int turn);
+  void redispatch(const Visit& visit, int turn);  // nothing where the visit needs none
+  void core_attention(const Visit& visit, int turn, TaskSet tasks);
   /// The tasks in these shares (plan/attention_parts.h), if there are any. A rank without tasks has
   /// an operation where shares begin at 0.
-  void core_attention(const Visit& visit, int step, const Range& shares);
-  void combine(const Visit& visit, int step);
-  void post_attention(const Visit& visit, int step);
-  void loss(const Visit& visit);
+  void core_attention(const Visit& visit, int turn, const Range& shares);
+  void combine(const Visit& visit, int turn);
   /// The visit's weight gradients of this turn.
   void weight_gradients(const Visit& visit, int turn);
-  void p2p(const Visit& visit, const P2pOp& what);  // at the end of the visit
-  /// Sums what has not been summed yet of the gradients, and updates the weights.
-  void update();
 
-  Program take() { return std::move(program_); }  // the program; ends the building
+  /// Ends the building. Where the program trains and this rank has weights, it sums what has not
+  /// been summed yet of the gradients, and updates the weights.
+  Program take();
 
  private:
   /// The state of a nano-batch. Operations are given by their indices; -1 means that there is none
@@ -153,8 +142,9 @@ class ProgramBuilder {
   };
 
   void add_exchanges();
-  void add_tensor_rows();
   void add_visit(const Visit& visit, int slot);
+  bool trains() const { return request_.kind == ProgramRequest::Kind::kTrain; }
+  int layer_step(const Visit& visit, int turn) const;
   bool plays_phases(const Visit& visit) const {
     return request_.holds_weights && visit.nano_batch >= 0;
   }
@@ -164,27 +154,27 @@ class ProgramBuilder {
     return visit.nano_batch < 0 ? -1 : nanos_[visit.nano_batch].last;
   }
   Op make_op(OpKind kind, Pass pass, int layer, int nano_batch) const;
-  Op make_phase(OpKind kind, const Visit& visit, int step) const;
-  Op make_of_exchange(OpKind kind, const Visit& visit, int step) const;
+  Op make_phase(OpKind kind, const Visit& visit, int turn) const;
+  Op make_of_exchange(OpKind kind, const Visit& visit, int turn) const;
   uint32_t last_attention_tag() const;
   uint32_t last_p2p_tag() const;
   int num_boundaries() const { return part_.stage.count * part_.stage.virtual_stages - 1; }
   int64_t first_tensor_tag() const;
   int64_t tensor_ops_in_nano_batch() const;
-  Op make_communication(OpKind kind, const Visit& visit, int step) const;
+  Op make_communication(OpKind kind, const Visit& visit, int turn) const;
+  Op make_dispatch(OpKind kind, const Visit& visit, int turn);
   int32_t new_buffer(BufferRole role);
-  int32_t buffer(BufferRole role, int layer, const Exchange& exchange, const MessageList& messages);
-  int32_t buffer(BufferRole role, const Exchange& exchange, const MessageList& messages) {
-    return buffer(role, -1, exchange, messages);
-  }
-  int32_t qkv_in(const Visit& visit, int step);
-  int32_t accumulators(const Exchange& exchange);
+  void enlarge(int32_t buffer, int64_t bytes);
+  int32_t buffer(BufferRole role, const Exchange& exchange, int64_t bytes, int layer = -1);
+  int32_t take_free(std::vector<int32_t>& free, BufferRole role, int64_t bytes);
+  int32_t qkv_in(const Visit& visit, int turn);
+  int32_t sums_of_gradients(const Exchange& exchange);
   /// The messages of its exchange that core attention needs and fills.
   struct MessagesUsed {
     bool keys = false;     // received Q, K, V; backward adds to their gradients
     bool queries = false;  // some of its queries were received
   };
-  void append_attention(Op op, const Visit& visit, int step, int64_t pairs,
+  void append_attention(Op op, const Visit& visit, int turn, int64_t pairs,
                         const MessagesUsed& used);
   void wait_for(Op& op, int32_t other) const;
   void wait_for_buffers(Op& op);
@@ -192,27 +182,31 @@ class ProgramBuilder {
   // The functions of core attention are in program_builder_attention.cc, those of phases in
   // program_builder_phases.cc.
   bool is_divided() const { return part_.stage.tensor.size > 1; }
-  void append_phase(Op op, const Visit& visit);
+  bool embeds(const Visit& visit) const;
+  void embed(const Visit& visit);
+  void loss(const Visit& visit);
+  void phase(OpKind kind, const Visit& visit, int turn);
+  void gather_rows(OpKind of_phase, const Visit& visit, int turn);
+  void sum_rows(OpKind of_phase, const Visit& visit, int turn);
+  void p2p(const Visit& visit, const P2pOp& what);
   void go_on_from(int32_t op, Nano& nano);
   void append_seam(Op op, const Visit& visit);
   void use_rows(Op& op, const Visit& visit);
   const TensorRows& tensor_rows_of(const Visit& visit) const;
   void wait_for_attention(Op& op, const Visit& visit);
-  int32_t rows_buffer(BufferRole role, const Visit& visit, int64_t bytes);
-  Op make_of_tensor(OpKind kind, OpKind of_phase, const Visit& visit, int step) const;
-  double linear_flops(const Visit& visit, int64_t weights) const;
-  int64_t pre_attention_weights() const;
-  int64_t out_projection_weights() const;
-  int64_t mlp_weights() const;
+  Op make_of_tensor(OpKind kind, OpKind of_phase, const Visit& visit, int turn) const;
+  double linear_flops(OpKind kind, const Visit& visit) const;
+  int64_t weights_of(OpKind kind) const;
   // The functions of gradients are in program_builder_gradients.cc.
   void count_phases();
   void phase_done(OpKind phase, int layer);
   void message_issued();
   Op make_bucket_op(OpKind kind, int32_t bucket) const;
-  void issue(const Queued& queued);
+  void issue_first();
   void add_first();
   void send_queued();
   void finish_sums();
+  void update();
 
   const ProgramRequest& request_;
   int slots_;

@@ -15,9 +15,6 @@ constexpr size_t kMostBehindBackward = 4;
 /// Buckets that may follow one message under backward even if an even share of all would be fewer.
 constexpr int64_t kFewATurn = 4;
 
-enum GradientTag { kReduce, kGather };
-constexpr int kGradientTags = 2;
-
 bool overlap(const Range& elements, const GradientBucket& bucket) {
   return !intersect(elements, bucket.elements).empty();
 }
@@ -32,17 +29,16 @@ void ProgramBuilder::count_phases() {
   const std::vector<GradientBucket>& buckets = request_.gradients->buckets;
   // All ranks that share a bucket give it the same tags, however many buckets each of them has that
   // it shares with others: each group has tags of its own.
-  std::vector<int> numbers(request_.gradients->groups.size());
-  for (size_t group = 0; group < numbers.size(); ++group)
-    numbers[group] = static_cast<int>(group) * static_cast<int>(kMostBuckets);
+  std::vector<int> of_groups(request_.gradients->groups.size(), 0);
   for (const GradientBucket& bucket : buckets) {
     const auto phases = std::ranges::count_if(
         request_.gradients->phases,
         [&](const PhaseGradients& phase) { return overlap(phase.elements, bucket); });
     DISTCA_CHECK(phases > 0, "no phase adds to elements {} to {} of the gradients",
                  bucket.elements.begin, bucket.elements.end);
-    buckets_.push_back({.phases_left = static_cast<int>(phases) * part_.num_nano_batches,
-                        .number = numbers[bucket.group]++});
+    buckets_.push_back(
+        {.phases_left = static_cast<int>(phases) * part_.num_nano_batches,
+         .number = bucket.group * static_cast<int>(kMostBuckets) + of_groups[bucket.group]++});
   }
 }
 
@@ -78,23 +74,23 @@ void ProgramBuilder::message_issued() {
   // Buckets that are complete at once, such as those of a large head, leave evenly: parts take less
   // memory so, and the next message waits for less.
   const int64_t most = std::max({in_time, even, kFewATurn});
-  for (int64_t turn = std::min(soon, most); turn > 0; --turn) {
-    issue(queue_.front());
-    queue_.pop_front();
-  }
+  for (int64_t turn = std::min(soon, most); turn > 0; --turn) issue_first();
 }
 
 Op ProgramBuilder::make_bucket_op(OpKind kind, int32_t bucket) const {
   Op op = make_op(kind, Pass::kBackward, -1, -1);
   op.bucket = bucket;
-  if (!communicates(kind)) return op;
-  op.stream = Stream::kComm;
-  op.tag = last_p2p_tag() + 1 + static_cast<uint32_t>(buckets_[bucket].number) * kGradientTags +
-           (kind == OpKind::kGradReduce ? kReduce : kGather);
+  // A bucket has two communications: kGradReduce, and one that gathers.
+  if (communicates(kind)) {
+    op.tag = last_p2p_tag() + 1 + 2 * static_cast<uint32_t>(buckets_[bucket].number) +
+             (kind == OpKind::kGradReduce ? 0 : 1);
+  }
   return op;
 }
 
-void ProgramBuilder::issue(const Queued& queued) {
+void ProgramBuilder::issue_first() {
+  const Queued queued = queue_.front();
+  queue_.pop_front();
   Bucket& bucket = buckets_[queued.bucket];
   const GradientBucket& messages = request_.gradients->buckets[queued.bucket];
   const bool alone = messages.reduce_sends.empty() && messages.reduce_receives.empty();
@@ -112,11 +108,8 @@ void ProgramBuilder::issue(const Queued& queued) {
   Op op = make_bucket_op(OpKind::kGradReduce, queued.bucket);
   wait_for(op, bucket.ready);
   if (!messages.reduce_receives.empty()) {
-    if (free_parts_.empty()) free_parts_.push_back(new_buffer(BufferRole::kGradParts));
-    op.in = bucket.parts = free_parts_.back();
-    free_parts_.pop_back();
-    int64_t& bytes = program_.buffers[op.in].bytes;
-    bytes = std::max(bytes, messages.reduce_receives.buffer_bytes);
+    op.in = bucket.parts =
+        take_free(free_parts_, BufferRole::kGradParts, messages.reduce_receives.buffer_bytes);
   }
   bucket.reduce = append(std::move(op));
 }
@@ -141,11 +134,8 @@ void ProgramBuilder::add_first() {
 /// Behind backward: everything that is left, in the same order.
 void ProgramBuilder::send_queued() {
   while (!queue_.empty() || !in_flight_.empty()) {
-    while (!queue_.empty() &&
-           (queue_.front().is_gather || in_flight_.size() < kMostBehindBackward)) {
-      issue(queue_.front());
-      queue_.pop_front();
-    }
+    while (!queue_.empty() && (queue_.front().is_gather || in_flight_.size() < kMostBehindBackward))
+      issue_first();
     if (!in_flight_.empty()) add_first();
   }
 }
@@ -165,8 +155,12 @@ void ProgramBuilder::finish_sums() {
   send_queued();
 }
 
+Program ProgramBuilder::take() {
+  if (trains() && request_.holds_weights) update();
+  return std::move(program_);
+}
+
 void ProgramBuilder::update() {
-  if (!request_.holds_weights) return;
   for (const Bucket& bucket : buckets_) DISTCA_CHECK_EQ(bucket.phases_left, 0);
   finish_sums();
   Op norm = make_op(OpKind::kGradNorm, Pass::kBackward, -1, -1);

@@ -1,5 +1,6 @@
 #include "distca/program/slot_chain.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace distca {
@@ -56,7 +57,7 @@ void SlotChain::next_visits() {
 void SlotChain::start_layer() {
   for (const Visit& visit : visits()) builder_.start_layer(visit, turn_);
   if (before_dispatch_) before_dispatch_();
-  for (const Visit& visit : visits()) builder_.dispatch(visit, builder_.layer_step(visit, turn_));
+  for (const Visit& visit : visits()) builder_.dispatch(visit, turn_);
   attends_ = true;
   shares_ = 0;
 }
@@ -67,14 +68,13 @@ void SlotChain::weight_gradients() {
 
 void SlotChain::attention(bool partial) {
   const auto for_each_set = [&](const Visit& visit, bool rest) {
-    const int step = builder_.layer_step(visit, turn_);
     for (const TaskSet set : builder_.task_sets(visit, partial)) {
-      if ((set == TaskSet::kHomeRest) == rest) builder_.core_attention(visit, step, set);
+      if ((set == TaskSet::kHomeRest) == rest) builder_.core_attention(visit, turn_, set);
     }
   };
   for (const Visit& visit : visits()) {
     for_each_set(visit, /*rest=*/false);
-    builder_.combine(visit, builder_.layer_step(visit, turn_));
+    builder_.combine(visit, turn_);
   }
   // It goes first, since it is waited for earlier.
   redispatch_next();
@@ -82,27 +82,29 @@ void SlotChain::attention(bool partial) {
   attends_ = false;
 }
 
+void SlotChain::play_alone() {
+  if (attends_) attention(/*partial=*/true);
+  linear();
+  begin();
+}
+
 /// Keys of the next layer of backward: their buffer is free from here on.
 void SlotChain::redispatch_next() {
   if (turn_ + 1 < builder_.layer_steps(visits().front())) {
-    for (const Visit& visit : visits())
-      builder_.redispatch(visit, builder_.layer_step(visit, turn_ + 1));
+    for (const Visit& visit : visits()) builder_.redispatch(visit, turn_ + 1);
     return;
   }
   size_t next = first_ + visits().size();
   while (next < builder_.visits(slot_).size() &&
          builder_.layer_steps(builder_.visits(slot_)[next]) == 0)
     ++next;
-  for (const Visit& visit : builder_.beside(slot_, next))
-    builder_.redispatch(visit, builder_.layer_step(visit, 0));
+  for (const Visit& visit : builder_.beside(slot_, next)) builder_.redispatch(visit, 0);
 }
 
-bool SlotChain::ends_layer(Pass pass) const {
-  if (turn_ < 0) return false;
-  for (const Visit& visit : visits()) {
-    if (visit.pass == pass && builder_.seams(visit).end_layer > 0) return true;
-  }
-  return false;
+bool SlotChain::ends_backward_layer() const {
+  return turn_ >= 0 && std::ranges::any_of(visits(), [&](const Visit& visit) {
+           return visit.pass == Pass::kBackward && builder_.seams(visit).end_layer > 0;
+         });
 }
 
 /// In the order of linear_work().
@@ -133,14 +135,13 @@ ProgramBuilder::Seams SlotChain::seams() const {
 
 void SlotChain::attention_until(int shares) {
   if (shares <= shares_) return;
-  for (const Visit& visit : visits())
-    builder_.core_attention(visit, builder_.layer_step(visit, turn_), Range{shares_, shares});
+  for (const Visit& visit : visits()) builder_.core_attention(visit, turn_, Range{shares_, shares});
   shares_ = shares;
 }
 
 void SlotChain::combine(Pass pass) {
   for (const Visit& visit : visits()) {
-    if (visit.pass == pass) builder_.combine(visit, builder_.layer_step(visit, turn_));
+    if (visit.pass == pass) builder_.combine(visit, turn_);
   }
 }
 

@@ -5,11 +5,7 @@
 //
 //   SlotChain chain(&builder, /*slot=*/0);  // ProgramBuilder builder
 //   chain.linear();
-//   while (!chain.done()) {
-//     chain.attention(/*partial=*/true);
-//     chain.linear();
-//     chain.begin();
-//   }
+//   while (!chain.done()) chain.play_alone();
 //
 // A chain belongs to one thread.
 
@@ -39,6 +35,8 @@ class SlotChain {
   /// Appends the core attention of one layer step, and its combine. With `partial`, core attention
   /// comes in parts, so that exchanges run under the tasks at home.
   void attention(bool partial);
+  /// Appends a layer step of a chain that has no partner, and what linear() and begin() would.
+  void play_alone();
 
   // Counter-phase plays core attention of one chain within the linear work of another.
 
@@ -46,8 +44,8 @@ class SlotChain {
   bool attends() const { return attends_; }
   /// The visits under way, which are played together.
   std::span<const Visit> visits() const { return builder_.beside(slot_, first_); }
-  /// Returns true if the linear work due has a pass's end of a layer first.
-  bool ends_layer(Pass pass) const;
+  /// Returns true if the linear work due has the end of a layer of backward first.
+  bool ends_backward_layer() const;
   /// The seams of the linear work that is due (ProgramBuilder::seams).
   ProgramBuilder::Seams seams() const;
   /// Appends the linear work that is due, whether linear() or begin() would, and its dispatch, but

@@ -27,7 +27,6 @@ struct P2pOp {
   bool is_receive = false;  // this rank receives; else it sends
   /// Of the virtual stages that the stage before the boundary holds, that before it.
   int virtual_stage = 0;
-  bool operator==(const P2pOp&) const = default;
 };
 
 /// The gradients by the matrices of a layer, which backward of a nano-batch's phases has left.
@@ -37,7 +36,6 @@ struct WeightGradientOp {
   /// They are computed in this layer step of the visit, counted from 0 in the order in which they
   /// are played, once what the rank has to send in it is under way. It is 0 in a visit without any.
   int turn = 0;
-  bool operator==(const WeightGradientOp&) const = default;
 };
 
 struct Visit {
@@ -70,7 +68,6 @@ struct Visit {
   std::vector<WeightGradientOp> weight_gradients;
   /// At the end of the visit, in this order, which agrees with that of all other ranks.
   std::vector<P2pOp> p2p_ops;
-  bool operator==(const Visit&) const = default;
 };
 
 /// This rank's part of an exchange.

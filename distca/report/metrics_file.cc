@@ -1,7 +1,6 @@
 #include "distca/report/metrics_file.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,13 +9,12 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/base/stop_signals.h"
 
 namespace distca {
 
@@ -140,17 +138,7 @@ bool MetricsFile::State::ask(std::unique_lock<std::mutex>& lock, double most_s) 
 
 MetricsFile::MetricsFile(std::filesystem::path path, double patience_s)
     : state_(std::make_shared<State>(std::move(path))), patience_s_(patience_s) {
-  // Signals are for threads that expect them.
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
-  bool started = true;
-  try {
-    std::thread([state = state_] { state->run(); }).detach();
-  } catch (const std::system_error&) {
-    started = false;
-  }
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  const bool started = start_without_signals([state = state_] { state->run(); });
   DISTCA_THROW_IF(!started, ErrorKind::kIo, "{}: no thread can be had that writes it",
                   state_->path.string());
 }

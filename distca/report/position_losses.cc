@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "distca/base/error.h"
-#include "distca/comm/ordered_sum.h"
-
 namespace distca {
 namespace {
 
@@ -53,10 +50,6 @@ std::vector<PositionBand> PositionLosses::bands() const {
                      .targets = targets});
   }
   return bands;
-}
-
-void sum_over_ranks(Communicator& comm, PositionLosses& losses) {
-  ordered_sum(comm, losses.values(), "validation loss");
 }
 
 }  // namespace distca

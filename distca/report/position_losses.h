@@ -5,18 +5,16 @@
 //
 //     PositionLosses losses;                      // of a rank
 //     losses += step.evaluate(input).losses;      // of its nano-batches
-//     sum_over_ranks(comm, losses);
+//     ordered_sum(comm, losses.values(), "losses");  // of all ranks
 //     losses.bands()[0].loss();                   // mean of the first 1024 positions
 //
-// These are plain values without shared state; sum_over_ranks() is called by all ranks.
+// These are plain values without shared state.
 
 #include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
-
-#include "distca/comm/communicator.h"
 
 namespace distca {
 
@@ -49,8 +47,5 @@ class PositionLosses {
   /// The whole sum; then the sum of each band; then how many targets each has.
   std::array<double, 1 + 2 * kBands> values_{};
 };
-
-/// Adds up what all ranks have, in rank order.
-void sum_over_ranks(Communicator& comm, PositionLosses& losses);
 
 }  // namespace distca

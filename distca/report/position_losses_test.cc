@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "distca/comm/ordered_sum.h"
 #include "distca/comm/thread_group.h"
 
 namespace distca {
@@ -59,7 +60,7 @@ TEST(PositionLosses, adds_up_what_has_a_target) {
 TEST(PositionLosses, are_summed_over_ranks) {
   run_ranks(3, {}, [](Communicator& comm) {
     PositionLosses losses = comm.rank() == 1 ? PositionLosses() : at({10, 2000}, comm.rank() + 1);
-    sum_over_ranks(comm, losses);
+    ordered_sum(comm, losses.values(), "losses");
     EXPECT_EQ(losses.values()[0], 2 + 6);
     const std::vector<PositionBand> bands = losses.bands();
     ASSERT_EQ(bands.size(), 2u);

@@ -16,7 +16,6 @@ namespace distca {
 namespace {
 
 constexpr double kPlainLineEverySeconds = 5;
-constexpr double kSignOfLifeSeconds = 3;
 
 /// Drops the sign of a NaN, which means nothing.
 double plain(double loss) { return std::isnan(loss) ? std::abs(loss) : loss; }
@@ -149,12 +148,6 @@ Progress::~Progress() {
   console_.finish(kConsolePatience);
 }
 
-void Progress::begin(const std::string& text) { console_.line(text); }
-
-void Progress::await(const std::string& what) {
-  console_.progress_after(kSignOfLifeSeconds, what + " is under way");
-}
-
 void Progress::show(const ShownStep& s) {
   const bool terminal = console_.is_terminal();
   if (s.validation_loss) console_.line(validation_lines(s));
@@ -171,7 +164,5 @@ void Progress::show(const ShownStep& s) {
     console_.progress(text);
   }
 }
-
-void Progress::end(const std::string& text) { console_.important(text); }
 
 }  // namespace distca

@@ -1,10 +1,9 @@
 #pragma once
-// Writes to stdout what a run does: its first words, a line about each step, and its exit message.
-// On a terminal, a step's line is overwritten by the next one. Elsewhere, one comes every few
-// seconds. A validation loss has a line of its own, which stays. Training never waits for a reader
-// (base/console.h). What is shown of a step is read from its line of metrics.jsonl, so that
-// `distca monitor` shows what the training itself did. One thread uses an object; it needs no
-// PyTorch.
+// Writes to stdout how far a run is: a line about each step. On a terminal, a step's line is
+// overwritten by the next one. Elsewhere, one comes every few seconds. A validation loss has a line
+// of its own, which stays. Training never waits for a reader (base/console.h). What is shown of a
+// step is read from its line of metrics.jsonl, so that `distca monitor` shows what the training
+// itself did. One thread uses an object; it needs no PyTorch.
 
 #include <cstdint>
 #include <optional>
@@ -67,6 +66,9 @@ class TimeLeft {
   double first_step_end_s_ = 0;
 };
 
+/// Seconds without anything shown after which it is said what is under way.
+inline constexpr double kSignOfLifeSeconds = 3;
+
 /// The progress of one run on a console.
 class Progress {
  public:
@@ -76,13 +78,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Writes what is about to be run.
-  void begin(const std::string& text);
-  /// If nothing else is shown soon, shows that this is under way.
-  void await(const std::string& what);
   void show(const ShownStep& step);
-  /// Writes the exit message, which say what the run achieved.
-  void end(const std::string& text);
 
  private:
   Console& console_;

@@ -187,7 +187,7 @@ TEST(Progress, on_a_terminal_keeps_lines_with_a_validation_loss_and_the_last_one
   {
     Console console(terminal.fd());
     Progress progress(console);
-    progress.begin("two workers");
+    console.line("two workers");
     for (int step = 1; step <= 5; ++step) {
       progress.show(step_of(step, step == 3 ? std::optional(2.5) : std::nullopt));
       console.finish(200);

@@ -10,8 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
-#include <fstream>
+#include <span>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -62,26 +61,15 @@ std::optional<int64_t> step_of(std::string_view line) {
   return step->get<int64_t>();
 }
 
-/// Up to a megabyte of a file from `begin` on; counted from its end if `begin` is negative.
-std::string part_of(const fs::path& path, std::streamoff begin) {
-  constexpr std::streamoff kMost = 1 << 20;
-  std::ifstream file(path, std::ios::binary);
-  file.seekg(0, std::ios::end);
-  const std::streamoff size = file.tellg();
-  file.seekg(begin < 0 ? std::max<std::streamoff>(0, size + begin) : begin);
-  std::string text(static_cast<size_t>(std::clamp<std::streamoff>(size, 0, kMost)), '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!file && !file.eof()) throw os_error(path, "cannot be read");
-  text.resize(static_cast<size_t>(file.gcount()));
-  return text;
-}
-
 /// The number of steps in a run's metrics.jsonl. Returns nothing if the file is no run's.
 std::optional<int64_t> steps_of(const fs::path& path) {
-  const std::string first = part_of(path, 0);
+  constexpr int64_t kMost = 1 << 20;  // bytes of its begin and of its end
+  const PiecewiseFile file(path);
+  std::string first(std::min(file.size(), kMost), '\0'), last = first;
+  file.read(0, std::as_writable_bytes(std::span(first)));
   if (first.empty()) return 0;  // killed before its first step
   if (!step_of(first.substr(0, first.find('\n')))) return {};
-  const std::string last = part_of(path, -(1 << 20));
+  file.read(file.size() - std::ssize(last), std::as_writable_bytes(std::span(last)));
   const size_t end = last.rfind('\n');
   if (end == std::string::npos || end == 0) return 1;
   const size_t before = last.rfind('\n', end - 1);
@@ -322,10 +310,10 @@ void RunFolder::reserve(int64_t weights_bytes, const std::string& config_json) {
 }
 
 void RunFolder::begin(const std::string& config_toml) {
+  const std::string text = fmt::format("{}\n{}", kConfigTomlMark, config_toml);
   AtomicFile file(folder_ / kConfigToml);
-  file.reserve(static_cast<int64_t>(std::strlen(kConfigTomlMark) + 1 + config_toml.size()));
-  file.write(fmt::format("{}\n", kConfigTomlMark));
-  file.write(config_toml);
+  file.reserve(std::ssize(text));
+  file.write(text);
   began_ = true;
   if (had_weights_) write_file_atomically(folder_ / kOlderWeights, said_of_weights_);
   // In this order: who is killed in between goes on from a step that metrics.jsonl still has.

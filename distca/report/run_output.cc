@@ -16,9 +16,6 @@ SafetensorsMetadata metadata(int64_t steps) {
   return {{kProducerKey, kProducer}, {"steps", std::to_string(steps)}};
 }
 
-/// Rounded to them.
-double in_milliseconds(double seconds) { return std::round(seconds * 1e3) / 1e3; }
-
 }  // namespace
 
 RunOutput::RunOutput(const Config& config, RunState& state, FilesByName beside,
@@ -41,39 +38,37 @@ void RunOutput::begin(const std::string& text) {
   folder_.begin(recorded_config(recorded));
   // The others wait for rank 0 after a step, at most comm.timeout_s.
   metrics_.emplace(folder_.metrics_path(), std::min(2., config_.comm.timeout_s / 4));
-  progress_.emplace(standard_output());
+  Console& console = standard_output();
+  progress_.emplace(console);
   const std::string& replaces = folder_.replaces();
-  progress_->begin(replaces.empty() ? text : replaces + "\n" + text);
-  if (first_step_ <= config_.train.steps) progress_->await(fmt::format("step {}", first_step_));
+  console.line(replaces.empty() ? text : replaces + "\n" + text);
+  if (first_step_ > config_.train.steps) return;
+  console.progress_after(kSignOfLifeSeconds, fmt::format("step {} is under way", first_step_));
 }
 
-/// Once a run, where keys were to be kept.
-void RunOutput::say_redispatched(int64_t step) {
-  if (config_.exchange.keys != Config::Exchange::Keys::kKeep ||
-      std::exchange(said_redispatched_, true))
-    return;
-  standard_error().line(fmt::format(
-      "warning: step {}: plan.max_memory_gib = {:g} has no room for kept keys: here, and where "
-      "else they do not fit, they travel again (nano_batches_redispatched in metrics.jsonl)",
-      step, config_.plan.max_memory_gib));
-}
-
-/// Once a run.
-void RunOutput::say_bad_tokens(const StepMetrics& metrics) {
-  if (std::exchange(said_bad_tokens_, true)) return;
-  standard_error().line(fmt::format(
-      "warning: step {}: the model does not have the ids of {}: what data.bad_tokens = {} says is "
-      "done to them, here and later (bad_tokens in metrics.jsonl)",
-      metrics.step, counted(metrics.plan.bad_tokens, "token"), config_.data.bad_tokens));
+/// Warns of each of them once a run.
+void RunOutput::warn(const StepMetrics& metrics) {
+  if (metrics.plan.bad_tokens > 0 && !std::exchange(said_bad_tokens_, true)) {
+    standard_error().line(fmt::format(
+        "warning: step {}: the model does not have the ids of {}: what data.bad_tokens = {} says "
+        "is done to them, here and later (bad_tokens in metrics.jsonl)",
+        metrics.step, counted(metrics.plan.bad_tokens, "token"), config_.data.bad_tokens));
+  }
+  const bool keeps_keys = config_.exchange.keys == Config::Exchange::Keys::kKeep;
+  if (metrics.plan.num_redispatched > 0 && keeps_keys && !std::exchange(said_redispatched_, true)) {
+    standard_error().line(fmt::format(
+        "warning: step {}: plan.max_memory_gib = {:g} has no room for kept keys: here, and where "
+        "else they do not fit, they travel again (nano_batches_redispatched in metrics.jsonl)",
+        metrics.step, config_.plan.max_memory_gib));
+  }
 }
 
 void RunOutput::report(const StepMetrics& metrics, const ResolvedConfig& resolved) {
-  if (metrics.plan.bad_tokens > 0) say_bad_tokens(metrics);
-  if (metrics.plan.num_redispatched > 0) say_redispatched(metrics.step);
+  warn(metrics);
   Json line = metrics_line(metrics, config_, resolved);
-  const double left_s = time_left_.after(metrics.step, metrics.step_s);
-  line["time_left_s"] =
-      metrics.ends_in_time ? 0 : in_milliseconds(std::min(left_s, metrics.limit_left_s));
+  double left_s = std::min(time_left_.after(metrics.step, metrics.step_s), metrics.limit_left_s);
+  if (metrics.ends_in_time) left_s = 0;
+  line["time_left_s"] = std::round(left_s * 1e3) / 1e3;  // whole milliseconds
   metrics_->add(line.dump());
   state_.step_done(metrics.step);
   progress_->show(shown_step(line, "metrics.jsonl"));

@@ -6,7 +6,6 @@
 //     output.begin(text);
 //     output.report(metrics, resolved);        // after every step
 //     output.save_weights(model, steps);       // at the end
-//     output.end(summary_text(config, data, summary));
 //
 // Thread rule: one thread, of rank 0 alone.
 
@@ -45,12 +44,10 @@ class RunOutput {
   void save_weights(const std::vector<at::Tensor>& weights, int64_t steps);
   /// Brings metrics.jsonl to disk. Returns how many of its lines could not be written.
   int64_t finish_metrics() { return metrics_->finish(); }
-  void end(const std::string& text) { progress_->end(text); }
 
  private:
   void save_beside();
-  void say_redispatched(int64_t step);
-  void say_bad_tokens(const StepMetrics& metrics);
+  void warn(const StepMetrics& metrics);
 
   const Config& config_;
   RunState& state_;

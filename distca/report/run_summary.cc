@@ -72,6 +72,58 @@ std::string describe_tolerance(const Config& config, const RunGrid& run) {
   return fmt::format("{:g}", plan.tolerance.share.value_or(static_cast<double>(own) * 1e-6));
 }
 
+std::string memory_text(const Config& config, const std::vector<MemoryUse>& ranks) {
+  if (ranks.empty()) return "";
+  const auto most = std::ranges::max_element(ranks, {}, &MemoryUse::peak_bytes);
+  const auto rank = most - ranks.begin();
+  return fmt::format(
+      "\nMemory\n  tensors of {}: {} at most; process of rank {}: {} in RAM at most\n",
+      config.on_cuda() ? "all ranks, on the device" : fmt::format("rank {}", rank),
+      human_bytes(most->peak_bytes), rank, human_bytes(most->resident_bytes));
+}
+
+std::string validation_text(const StepMetrics& last) {
+  if (!last.validation_loss) return "";
+  return fmt::format("  validation loss {:.3f} nats a token\n", *last.validation_loss);
+}
+
+/// The part of the summary on losses, loads, planning and memory.
+std::string learned_text(const Config& config, const DataBlend& data, const RunSummary& summary) {
+  const StepMetrics &last = summary.last, &sum = summary.sum;
+  const double tokens_per_s = static_cast<double>(sum.plan.tokens) / sum.step_s;
+  std::string text = fmt::format(
+      "\nLearned{}{}\n  {} over {} tokens in {:.0f} s ({} tokens/s)\n",
+      summary.goes_on_after > 0 ? fmt::format(" since step {}", summary.goes_on_after) : "",
+      summary.last_step < config.train.steps
+          ? fmt::format(" up to step {} of {}", summary.last_step, config.train.steps)
+          : "",
+      summary.first_loss ? fmt::format("loss {:.3f} -> {:.3f} nats a token", *summary.first_loss,
+                                       *summary.last_loss)
+                         : "no loss: no batch had a next token to learn,",
+      with_thousands(sum.plan.tokens), sum.step_s,
+      with_thousands(static_cast<int64_t>(tokens_per_s)));
+  text += validation_text(last);
+  // Counted for a single data set only: in a blend, sets that are shown more often would have to
+  // count more often.
+  const auto entropies = data.num_sets() == 1 ? token_entropies(data.set(0)) : std::nullopt;
+  if (entropies) text += fmt::format("  {}\n", wrap(describe_counting(*entropies), kColumns - 2));
+  const double steps = static_cast<double>(summary.steps);
+  text += fmt::format("\nCore attention: (query, key) pairs of {} by server, summed over steps\n",
+                      config.parallel.pipeline_model_parallel_size > 1 ? "all layers"
+                      : config.model.windows_differ()                  ? "a layer, on average"
+                                                                       : "one layer");
+  text += loads_text(config, "before balancing", sum.plan.load_before,
+                     sum.plan.imbalance_before / steps, summary.num_workers);
+  text += loads_text(config, "after balancing", sum.plan.load_after,
+                     sum.plan.imbalance_after / steps, summary.num_workers);
+  text += attention_times(config, summary);
+  text += balance_text(summary);
+  text += fmt::format(
+      "\nPlanning\n  {:.2f} ms a batch beside the steps, which waited {:.2f} ms for it\n",
+      1e3 * sum.plan.plan_s / steps, 1e3 * sum.plan.plan_wait_s / steps);
+  return text + memory_text(config, last.memory);
+}
+
 }  // namespace
 
 std::string describe_counting(const Entropies& entropies) {
@@ -208,62 +260,6 @@ std::string steps_written(int64_t steps, int64_t missing) {
   return fmt::format("{} of {} steps: {} could not be written", with_thousands(steps - missing),
                      with_thousands(steps), with_thousands(missing));
 }
-
-namespace {
-
-std::string memory_text(const Config& config, const std::vector<MemoryUse>& ranks) {
-  if (ranks.empty()) return "";
-  const auto most = std::ranges::max_element(ranks, {}, &MemoryUse::peak_bytes);
-  const auto rank = most - ranks.begin();
-  return fmt::format(
-      "\nMemory\n  tensors of {}: {} at most; process of rank {}: {} in RAM at most\n",
-      config.on_cuda() ? "all ranks, on the device" : fmt::format("rank {}", rank),
-      human_bytes(most->peak_bytes), rank, human_bytes(most->resident_bytes));
-}
-
-std::string validation_text(const StepMetrics& last) {
-  if (!last.validation_loss) return "";
-  return fmt::format("  validation loss {:.3f} nats a token\n", *last.validation_loss);
-}
-
-/// The part of the summary on losses, loads, planning and memory.
-std::string learned_text(const Config& config, const DataBlend& data, const RunSummary& summary) {
-  const StepMetrics &last = summary.last, &sum = summary.sum;
-  const double tokens_per_s = static_cast<double>(sum.plan.tokens) / sum.step_s;
-  std::string text = fmt::format(
-      "\nLearned{}{}\n  {} over {} tokens in {:.0f} s ({} tokens/s)\n",
-      summary.goes_on_after > 0 ? fmt::format(" since step {}", summary.goes_on_after) : "",
-      summary.last_step < config.train.steps
-          ? fmt::format(" up to step {} of {}", summary.last_step, config.train.steps)
-          : "",
-      summary.first_loss ? fmt::format("loss {:.3f} -> {:.3f} nats a token", *summary.first_loss,
-                                       *summary.last_loss)
-                         : "no loss: no batch had a next token to learn,",
-      with_thousands(sum.plan.tokens), sum.step_s,
-      with_thousands(static_cast<int64_t>(tokens_per_s)));
-  text += validation_text(last);
-  // Counted for a single data set only: in a blend, sets that are shown more often would have to
-  // count more often.
-  const auto entropies = data.num_sets() == 1 ? token_entropies(data.set(0)) : std::nullopt;
-  if (entropies) text += fmt::format("  {}\n", wrap(describe_counting(*entropies), kColumns - 2));
-  const double steps = static_cast<double>(summary.steps);
-  text += fmt::format("\nCore attention: (query, key) pairs of {} by server, summed over steps\n",
-                      config.parallel.pipeline_model_parallel_size > 1 ? "all layers"
-                      : config.model.windows_differ()                  ? "a layer, on average"
-                                                                       : "one layer");
-  text += loads_text(config, "before balancing", sum.plan.load_before,
-                     sum.plan.imbalance_before / steps, summary.num_workers);
-  text += loads_text(config, "after balancing", sum.plan.load_after,
-                     sum.plan.imbalance_after / steps, summary.num_workers);
-  text += attention_times(config, summary);
-  text += balance_text(summary);
-  text += fmt::format(
-      "\nPlanning\n  {:.2f} ms a batch beside the steps, which waited {:.2f} ms for it\n",
-      1e3 * sum.plan.plan_s / steps, 1e3 * sum.plan.plan_wait_s / steps);
-  return text + memory_text(config, last.memory);
-}
-
-}  // namespace
 
 std::string summary_text(const Config& config, const DataBlend& data, const RunSummary& summary) {
   const std::string& out = config.train.output_dir;

@@ -10,14 +10,12 @@
 
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
-#include "distca/comm/as_on_device.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/vector_functions.h"
 #include "distca/kernels/mask_parts.h"
 #include "distca/kernels/merge.h"
 #include "distca/kernels/rows.h"
 #include "distca/kernels/task_list.h"
-#include "distca/runtime/cuda/cuda_attention.h"
 #include "distca/runtime/tensor_rows.h"
 
 namespace distca {
@@ -46,42 +44,33 @@ const Shape& supported(const Shape& shape, int cuda_device) {
               shape.softcap);
 }
 
-/// Consecutive queries of a document, rows of one buffer.
-struct Queries {
-  const QueryBuffer& buffer;
+/// Consecutive queries or keys of a document, rows of one buffer.
+template <typename Buffer>
+struct DocumentRows {
+  const Buffer& buffer;
   int64_t row;
   Range positions;
   int64_t tokens() const { return positions.size(); }
+  /// The part of the rows that stands at these positions.
+  DocumentRows part(const Range& some) const {
+    return {buffer, row + some.begin - positions.begin, some};
+  }
 };
-
-/// Consecutive keys of a document, rows of one buffer.
-struct Keys {
-  const KeyBuffer& buffer;
-  int64_t row;
-  Range positions;
-  int64_t tokens() const { return positions.size(); }
-};
-
-/// Returns the part of the rows that stands at `positions`.
-template <typename Part>
-Part part_of(const Part& rows, const Range& positions) {
-  return {rows.buffer, rows.row + positions.begin - rows.positions.begin, positions};
-}
+using Queries = DocumentRows<QueryBuffer>;
+using Keys = DocumentRows<KeyBuffer>;
 
 /// The arguments that all tasks of a call share. Tensors of queries are [group, G, tokens, dim]:
 /// query head h = key head * group + index in the group, so that a key head is read by its whole
 /// group through a stride of 0.
 struct Call {
-  Call(const Shape& call_shape, ScalarType call_type, const TaskList& call_list, int cuda_device)
-      : shape(supported(call_shape, cuda_device)),
-        type(call_type),
-        list(call_list),
-        accumulator(kernels::accumulator_type(call_type)),
-        group(call_shape.num_heads / call_shape.num_kv_heads),
-        device(aten_device(cuda_device)),
-        device_guard(device) {
-    settle_vector_functions();
-  }
+  Shape shape;
+  ScalarType type;
+  const TaskList& list;
+  at::Device device;
+  ScalarType accumulator = kernels::accumulator_type(type);
+  int64_t group = shape.num_heads / shape.num_kv_heads;
+  c10::InferenceMode no_autograd{};
+  c10::DeviceGuard device_guard{device};
 
   at::TensorOptions options(ScalarType scalar) const {
     return at::TensorOptions(device).dtype(aten_type(scalar));
@@ -120,15 +109,6 @@ struct Call {
         .unsqueeze(0)
         .expand({group, shape.num_kv_heads, keys.tokens(), dim});
   }
-
-  Shape shape;
-  ScalarType type;
-  const TaskList& list;
-  ScalarType accumulator;
-  int64_t group;
-  at::Device device;
-  c10::InferenceMode no_autograd;
-  c10::DeviceGuard device_guard;
 };
 
 // --- matmul path ---------------------------------------------------------------------------------
@@ -163,7 +143,7 @@ void for_key_blocks(const kernels::Mask& mask, const Range& queries, const Keys&
   const Range seen{kernels::visible_keys(mask, queries.begin, all.positions).begin,
                    kernels::visible_keys(mask, queries.end - 1, all.positions).end};
   for (int64_t begin = seen.begin; begin < seen.end; begin += kMatmulBlock) {
-    body(part_of(all, {begin, std::min(begin + kMatmulBlock, seen.end)}));
+    body(all.part({begin, std::min(begin + kMatmulBlock, seen.end)}));
   }
 }
 
@@ -171,7 +151,7 @@ template <typename Body>
 void for_query_blocks(const Queries& all, Body body) {
   const auto& [first, end] = all.positions;
   for (int64_t begin = first; begin < end; begin += kMatmulBlock) {
-    body(part_of(all, {begin, std::min(begin + kMatmulBlock, end)}));
+    body(all.part({begin, std::min(begin + kMatmulBlock, end)}));
   }
 }
 
@@ -312,8 +292,8 @@ void flash_forward(const Call& call, ScalarType o_type, const kernels::Task& tas
   const std::vector<MaskPart> parts =
       kernels::cut_mask(task.mask, all.positions, task.keys, kWindowQueries);
   const auto result_of = [&](const MaskPart& part) {
-    const Queries queries = part_of(all, part.queries);
-    const Keys keys = part_of(call.keys(task.keys[part.range]), part.keys);
+    const Queries queries = all.part(part.queries);
+    const Keys keys = call.keys(task.keys[part.range]).part(part.keys);
     if (part.kind == MaskPartKind::kPartial) {
       return matmul_block(call, task.mask, queries, {&keys, 1});
     }
@@ -371,8 +351,8 @@ void flash_backward(const Call& call, const kernels::Task& task) {
                              shifted(all.buffer.delta, call.accumulator, all.row, 0), all_o);
   for (const MaskPart& part :
        kernels::cut_mask(task.mask, all.positions, task.keys, kWindowQueries)) {
-    const Queries queries = part_of(all, part.queries);
-    const Keys keys = part_of(call.keys(task.keys[part.range]), part.keys);
+    const Queries queries = all.part(part.queries);
+    const Keys keys = call.keys(task.keys[part.range]).part(part.keys);
     if (part.kind == MaskPartKind::kPartial) {
       matmul_backward(call, task.mask, queries, {&keys, 1});
     } else {
@@ -389,7 +369,8 @@ bool flash_applies(const Shape& shape) {
 void forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
              int cuda_device, bool flash) {
   kernels::check_forward(shape, type, o_type, list);
-  const Call call(shape, type, list, cuda_device);
+  settle_vector_functions();
+  const Call call{supported(shape, cuda_device), type, list, aten_device(cuda_device)};
   for (const kernels::Task& task : list.tasks) {
     if (task.q_tokens > 0) (flash ? flash_forward : matmul_forward)(call, o_type, task);
   }
@@ -398,7 +379,8 @@ void forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskL
 void backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
               bool flash) {
   kernels::check_backward(shape, list);
-  const Call call(shape, type, list, cuda_device);
+  settle_vector_functions();
+  const Call call{supported(shape, cuda_device), type, list, aten_device(cuda_device)};
   for (const kernels::Task& task : list.tasks) {
     if (task.q_tokens == 0) continue;
     if (flash) {
@@ -411,20 +393,13 @@ void backward(const Shape& shape, ScalarType type, const TaskList& list, int cud
 
 }  // namespace
 
-int64_t aten_forward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
-                     std::optional<ScalarType> o_type, TaskLaunches* launches) {
-  if (as_on_device(cuda_device)) {
-    return cuda_forward(shape, type, o_type.value_or(type), list, cuda_device, launches);
-  }
-  forward(shape, type, o_type.value_or(type), list, cuda_device, flash_applies(shape));
-  return 0;
+void aten_forward(const Shape& shape, ScalarType type, const TaskList& list,
+                  std::optional<ScalarType> o_type) {
+  forward(shape, type, o_type.value_or(type), list, /*cuda_device=*/-1, flash_applies(shape));
 }
 
-int64_t aten_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
-                      TaskLaunches* launches) {
-  if (as_on_device(cuda_device)) return cuda_backward(shape, type, list, cuda_device, launches);
-  backward(shape, type, list, cuda_device, flash_applies(shape));
-  return 0;
+void aten_backward(const Shape& shape, ScalarType type, const TaskList& list) {
+  backward(shape, type, list, /*cuda_device=*/-1, flash_applies(shape));
 }
 
 void aten_matmul_forward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,

@@ -3,7 +3,7 @@
 // kernels/attention.h, which explains letters and shapes. Tensors are wrapped where they lie. On a
 // CPU, keys are never gathered.
 //
-// There are three ways:
+// There are two ways:
 //  - On a CPU with D = E and without softcap, each task is cut into full and causal parts
 //    (kernels/mask_parts.h), which go through ATen's flash attention. Several parts of a query are
 //    merged by LSE in fp32 (in fp64 for fp64). In bf16, ATen rounds O of every part, so a merged O
@@ -13,7 +13,6 @@
 //  - Any other task on a CPU takes the matmul path: ATen's matrix products and a masked softmax, in
 //    fp32 (in fp64 for fp64), over parts of at most 512 x 512. It is correct on every device, but
 //    it is not fast.
-//  - On CUDA, runtime/cuda/cuda_attention.h computes.
 //
 // The same tasks give the same bits. Other cuts of the same document differ by rounding.
 //
@@ -30,20 +29,14 @@
 
 namespace distca {
 
-class TaskLaunches;
-
-/// Computes O and LSE. `type` is the type of Q, K and V. It is also the type of O unless `o_type`
-/// is given: fp32 (fp64 for fp64) for partial results that the caller merges. Returns the bytes
-/// that were copied to and from ATen's operator, which is 0 on a CPU. `launches` are those of
-/// earlier calls with the same tasks and pass (runtime/cuda/task_launches.h).
-int64_t aten_forward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
-                     int cuda_device, std::optional<ScalarType> o_type = std::nullopt,
-                     TaskLaunches* launches = nullptr);
+/// Computes O and LSE on a CPU. `type` is the type of Q, K and V. It is also the type of O unless
+/// `o_type` is given: fp32 (fp64 for fp64) for partial results that the caller merges.
+void aten_forward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
+                  std::optional<ScalarType> o_type = std::nullopt);
 
 /// Adds the gradients to dq, dk and dv. ATen asks for O instead of delta; it is given an O whose
-/// row sum with dO is delta. Returns the bytes that were copied, as aten_forward does.
-int64_t aten_backward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
-                      int cuda_device, TaskLaunches* launches = nullptr);
+/// row sum with dO is delta.
+void aten_backward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list);
 
 /// The matmul path alone. It works on every device and with every mask.
 void aten_matmul_forward(const kernels::Shape& shape, ScalarType type,

@@ -33,12 +33,12 @@ enum class Path { kFast, kMatmul };
 void forward(Path path, const Case& c, const TaskList& list,
              std::optional<ScalarType> o_type = std::nullopt) {
   if (path == Path::kMatmul) return aten_matmul_forward(c.shape, c.type, list, kCpu, o_type);
-  EXPECT_EQ(aten_forward(c.shape, c.type, list, kCpu, o_type), 0) << "bytes copied";
+  aten_forward(c.shape, c.type, list, o_type);
 }
 
 void backward(Path path, const Case& c, const TaskList& list) {
   if (path == Path::kMatmul) return aten_matmul_backward(c.shape, c.type, list, kCpu);
-  EXPECT_EQ(aten_backward(c.shape, c.type, list, kCpu), 0) << "bytes copied";
+  aten_backward(c.shape, c.type, list);
 }
 
 /// In bf16 ATen takes Vectorized::fexp_u20, which is 2^floor(x) (1 + f - K(f)) with a cubic K whose

@@ -5,28 +5,25 @@
 #include <limits>
 
 #include "distca/base/error.h"
-#include "distca/comm/aten_types.h"
 #include "distca/comm/vector_functions.h"
 #include "distca/kernels/rows.h"
+#include "distca/runtime/tensor_rows.h"
 
 namespace distca {
 
 using kernels::Partial;
-using kernels::Rows;
 using kernels::RowShape;
 
 void aten_merge(const RowShape& shape, ScalarType type, std::span<const Partial> parts,
                 const Partial& result, int cuda_device) {
   DISTCA_CHECK(!parts.empty(), "no part to merge");
   const ScalarType accumulator = kernels::accumulator_type(type);
-  const at::Device device = aten_device(cuda_device);
-  const auto tensor = [&](const Rows& rows, ScalarType scalar, int64_t dim) {
-    return at::from_blob(rows.data, {shape.tokens, shape.heads, dim},
-                         {rows.token_stride, rows.head_stride, 1},
-                         at::TensorOptions(device).dtype(aten_type(scalar)));
+  const auto o_of = [&](const Partial& part) {
+    return tensor_of(part.o, part.o_type, shape.tokens, shape.heads, shape.dim, cuda_device);
   };
-  const auto o_of = [&](const Partial& part) { return tensor(part.o, part.o_type, shape.dim); };
-  const auto lse_of = [&](const Partial& part) { return tensor(part.lse, accumulator, 1); };
+  const auto lse_of = [&](const Partial& part) {
+    return tensor_of(part.lse, accumulator, shape.tokens, shape.heads, 1, cuda_device);
+  };
   if (parts.size() == 1) {
     o_of(result).copy_(o_of(parts[0]));
     lse_of(result).copy_(lse_of(parts[0]));

@@ -100,8 +100,6 @@ int64_t AttentionKernel::forward(ScalarType o_type, const kernels::TaskList& lis
                                  TaskLaunches* launches) {
   const KernelRequest& r = request_;
   switch (r.choice) {
-    case KernelChoice::kFa4:
-      return cuda_forward(r.shape, r.type, o_type, list, r.cuda_device, launches, flash4());
     case KernelChoice::kCpu:
       kernels::cpu_forward(r.shape, r.type, o_type, list, *pool_, isa_);
       return 0;
@@ -109,15 +107,16 @@ int64_t AttentionKernel::forward(ScalarType o_type, const kernels::TaskList& lis
       kernels::reference_forward(r.shape, r.type, o_type, list);
       return 0;
     default:
-      return aten_forward(r.shape, r.type, list, r.cuda_device, o_type, launches);
+      if (as_on_device(r.cuda_device))
+        return cuda_forward(r.shape, r.type, o_type, list, r.cuda_device, launches, flash4());
+      aten_forward(r.shape, r.type, list, o_type);
+      return 0;
   }
 }
 
 int64_t AttentionKernel::backward(const kernels::TaskList& list, TaskLaunches* launches) {
   const KernelRequest& r = request_;
   switch (r.choice) {
-    case KernelChoice::kFa4:
-      return cuda_backward(r.shape, r.type, list, r.cuda_device, launches, flash4());
     case KernelChoice::kCpu:
       kernels::cpu_backward(r.shape, r.type, list, *pool_, isa_);
       return 0;
@@ -125,7 +124,10 @@ int64_t AttentionKernel::backward(const kernels::TaskList& list, TaskLaunches* l
       kernels::reference_backward(r.shape, r.type, list);
       return 0;
     default:
-      return aten_backward(r.shape, r.type, list, r.cuda_device, launches);
+      if (as_on_device(r.cuda_device))
+        return cuda_backward(r.shape, r.type, list, r.cuda_device, launches, flash4());
+      aten_backward(r.shape, r.type, list);
+      return 0;
   }
 }
 

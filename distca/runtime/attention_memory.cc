@@ -12,9 +12,8 @@ AttentionMemory cuda_attention_memory(const AttentionExchange& exchange,
                                       const kernels::FlashDevice& device) {
   AttentionMemory memory{};
   const size_t buffers = exchange.rows.receives.size() + 1;  // the first one is local
-  std::array<TaskLists, kNumTaskSets> sets = task_lists(exchange);
   for (size_t set = 0; set < kNumTaskSets; ++set) {
-    TaskLists& tasks = sets[set];
+    TaskLists tasks = task_lists(exchange, pieces_of(exchange, static_cast<TaskSet>(set)));
     for (kernels::TaskList* list : {&tasks.whole, &tasks.partial, &tasks.backward}) {
       list->keys.resize(buffers);
       std::erase_if(list->tasks, [&](const kernels::Task& task) {

@@ -16,21 +16,30 @@ namespace distca {
 namespace {
 
 /// A program that is being played.
-class Playing {
- public:
-  Playing(const Program& program, OpPlayer& player, OpTimes& times, TraceRecorder* recorder,
-          OpClock* clock)
-      : program_(program),
-        player_(player),
-        times_(times),
-        recorder_(recorder),
-        clock_(clock),
-        exchanges_(program.ops.size()) {}
+struct Playing {
+  struct Exchange {
+    bool finished = false;
+    bool sent = false;
+    double issued_s = 0;
+  };
+  struct TimedPart {
+    double* seconds;  // in times
+    TraceSpan span;   // on the steady clock; with an OpClock first its marks
+  };
+
+  const Program& program;
+  OpPlayer& player;
+  OpTimes& times;
+  TraceRecorder* recorder;
+  OpClock* clock;
+  std::vector<TimedPart> unsettled_parts{};  // with marks for seconds
+  std::vector<TraceEvent> unsettled_events{};
+  std::vector<Exchange> exchanges = std::vector<Exchange>(program.ops.size());  // [operation]
 
   void run() {
-    const auto num_ops = static_cast<int32_t>(program_.ops.size());
+    const auto num_ops = static_cast<int32_t>(program.ops.size());
     for (int32_t i = 0; i < num_ops; ++i) {
-      const Op& op = program_.ops[i];
+      const Op& op = program.ops[i];
       for (const int32_t dep : op.wait_for) {
         DISTCA_CHECK(dep >= 0 && dep < i, "{} needs operation {}", describe(op), dep);
         finish(dep);
@@ -44,51 +53,40 @@ class Playing {
     }
     for (int32_t i = 0; i < num_ops; ++i) finish(i);
     for (int32_t i = 0; i < num_ops; ++i) wait_sent(i);
-    if (clock_) settle(clock_->seconds());
+    if (clock) settle(clock->seconds());
   }
 
- private:
-  struct Exchange {
-    bool finished = false;
-    bool sent = false;
-    double issued_s = 0;
-  };
-  struct TimedPart {
-    double* seconds;  // in times_
-    TraceSpan span;   // on the steady clock; with an OpClock first its marks
-  };
-
   void play(const Op& op) {
-    const TraceSpan span = timed(op, OpPart::kPlay, [&] { player_.play(op); });
-    if (recorder_) add(compute_event(program_, op, span));
+    const TraceSpan span = timed(op, OpPart::kPlay, [&] { player.play(op); });
+    if (recorder) add(compute_event(program, op, span));
   }
 
   void start(int32_t index) {
-    const Op& op = program_.ops[index];
-    const TraceSpan pack = timed(op, OpPart::kPack, [&] { player_.pack(op); });
-    const TraceSpan issue = timed(op, OpPart::kIssue, [&] { player_.issue(op); });
-    exchanges_[index].issued_s = issue.begin_s;
-    if (recorder_) add_all(start_events(program_, op, pack, issue));
+    const Op& op = program.ops[index];
+    const TraceSpan pack = timed(op, OpPart::kPack, [&] { player.pack(op); });
+    const TraceSpan issue = timed(op, OpPart::kIssue, [&] { player.issue(op); });
+    exchanges[index].issued_s = issue.begin_s;
+    if (recorder) add_all(start_events(program, op, pack, issue));
   }
 
   void finish(int32_t index) {
-    const Op& op = program_.ops[index];
-    Exchange& exchange = exchanges_[index];
+    const Op& op = program.ops[index];
+    Exchange& exchange = exchanges[index];
     if (op.stream != Stream::kComm || exchange.finished) return;
     exchange.finished = true;
-    const TraceSpan wait = timed(op, OpPart::kWait, [&] { player_.wait(op); });
-    const TraceSpan land = timed(op, OpPart::kLand, [&] { player_.land(op); });
-    if (!recorder_) return;
-    add_all(receive_events(program_, op, wait, {exchange.issued_s, wait.end_s}, land));
+    const TraceSpan wait = timed(op, OpPart::kWait, [&] { player.wait(op); });
+    const TraceSpan land = timed(op, OpPart::kLand, [&] { player.land(op); });
+    if (!recorder) return;
+    add_all(receive_events(program, op, wait, {exchange.issued_s, wait.end_s}, land));
   }
 
   void wait_sent(int32_t index) {
-    const Op& op = program_.ops[index];
-    Exchange& exchange = exchanges_[index];
+    const Op& op = program.ops[index];
+    Exchange& exchange = exchanges[index];
     if (op.stream != Stream::kComm || exchange.sent) return;
     exchange.sent = true;
-    const TraceSpan wait = timed(op, OpPart::kWait, [&] { player_.wait_sent(op); });
-    if (recorder_) add_all(send_events(program_, op, wait, {exchange.issued_s, wait.end_s}));
+    const TraceSpan wait = timed(op, OpPart::kWait, [&] { player.wait_sent(op); });
+    if (recorder) add_all(send_events(program, op, wait, {exchange.issued_s, wait.end_s}));
   }
 
   template <typename Body>
@@ -105,51 +103,42 @@ class Playing {
     const double processor_s = thread_processor_seconds() - processor_begin_s;
     span.end_s = now();
     const auto [kind, pass] = std::pair(static_cast<int>(op.kind), static_cast<int>(op.pass));
-    times_.processor_seconds[kind][pass][static_cast<int>(part)] += processor_s;
-    double& seconds = times_.seconds[kind][pass][static_cast<int>(part)];
-    if (clock_) {
-      unsettled_parts_.push_back({&seconds, span});
+    times.processor_seconds[kind][pass][static_cast<int>(part)] += processor_s;
+    double& seconds = times.seconds[kind][pass][static_cast<int>(part)];
+    if (clock) {
+      unsettled_parts.push_back({&seconds, span});
     } else {
       seconds += span.end_s - span.begin_s;
     }
     return span;
   }
 
-  double now() { return clock_ ? static_cast<double>(clock_->mark()) : steady_seconds(); }
+  double now() { return clock ? static_cast<double>(clock->mark()) : steady_seconds(); }
 
   void add(TraceEvent event) {
-    if (clock_) {
-      unsettled_events_.push_back(std::move(event));
+    if (clock) {
+      unsettled_events.push_back(std::move(event));
     } else {
-      recorder_->add(std::move(event));
+      recorder->add(std::move(event));
     }
   }
 
   /// `at`: of each mark.
   void settle(const std::vector<double>& at) {
     const auto time = [&at](double mark) { return at.at(static_cast<size_t>(mark)); };
-    for (const auto& [seconds, span] : unsettled_parts_) {
+    for (const auto& [seconds, span] : unsettled_parts) {
       *seconds += time(span.end_s) - time(span.begin_s);
     }
-    for (TraceEvent& event : unsettled_events_) {
+    for (TraceEvent& event : unsettled_events) {
       event.begin_s = time(event.begin_s);
       event.end_s = time(event.end_s);
-      recorder_->add(std::move(event));
+      recorder->add(std::move(event));
     }
   }
 
   void add_all(std::vector<TraceEvent> events) {
     for (TraceEvent& event : events) add(std::move(event));
   }
-
-  const Program& program_;
-  OpPlayer& player_;
-  OpTimes& times_;
-  TraceRecorder* recorder_;
-  OpClock* clock_;
-  std::vector<TimedPart> unsettled_parts_;  // with marks for seconds
-  std::vector<TraceEvent> unsettled_events_;
-  std::vector<Exchange> exchanges_;  // [operation]
 };
 
 }  // namespace
@@ -184,7 +173,7 @@ double OpTimes::of(OpPart part) const {
 void play(const Program& program, OpPlayer& player, OpTimes* times, TraceRecorder* recorder,
           OpClock* clock) {
   DISTCA_CHECK(times != nullptr, "times are wanted");
-  Playing(program, player, *times, recorder, clock).run();
+  Playing{program, player, *times, recorder, clock}.run();
 }
 
 }  // namespace distca

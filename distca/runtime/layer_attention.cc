@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <tuple>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -21,11 +22,8 @@ constexpr std::array kSentFrom{BufferRole::kQkvOut, BufferRole::kOOut, BufferRol
 constexpr std::array kReceivedInto{BufferRole::kQkvIn, BufferRole::kOIn, BufferRole::kDOIn,
                                    BufferRole::kGradientIn};
 
-BufferRole sent_from(Content content) { return kSentFrom.at(static_cast<size_t>(content)); }
-BufferRole received_into(Content content) { return kReceivedInto.at(static_cast<size_t>(content)); }
-
 /// Pieces of `flat`, one after another, in the sizes of Q, K and V.
-std::array<at::Tensor, 3> pieces_like(const HomeRows& home, const at::Tensor& flat) {
+QkvGradients pieces_like(const HomeRows& home, const at::Tensor& flat) {
   const auto sizes = [](const at::Tensor& tensor) {
     return std::array<int64_t, 3>{tensor.size(0), tensor.size(1), tensor.size(2)};
   };
@@ -35,6 +33,9 @@ std::array<at::Tensor, 3> pieces_like(const HomeRows& home, const at::Tensor& fl
 }
 
 }  // namespace
+
+BufferRole sent_from(Content content) { return kSentFrom.at(static_cast<size_t>(content)); }
+BufferRole received_into(Content content) { return kReceivedInto.at(static_cast<size_t>(content)); }
 
 LayerAttention::LayerAttention(AttentionKernel& kernel, Communicator& comm,
                                const TensorPlace& tensor)
@@ -208,20 +209,11 @@ void LayerAttention::land(const LayerPass& layer) {
   complete_if_done(layer);
 }
 
-void LayerAttention::take_gradients(HomeRows& home, at::Tensor* dq, at::Tensor* dk,
-                                    at::Tensor* dv) const {
+QkvGradients LayerAttention::take_gradients(HomeRows& home) const {
   zero_local_gradients(home);
   const at::ScalarType compute = aten_type(type_);
-  if (!home.sums.defined()) {
-    *dq = home.dq.to(compute);
-    *dk = home.dk.to(compute);
-    *dv = home.dv.to(compute);
-    return;
-  }
-  const std::array<at::Tensor, 3> pieces = pieces_like(home, home.sums.to(compute));
-  *dq = pieces[0];
-  *dk = pieces[1];
-  *dv = pieces[2];
+  if (home.sums.defined()) return pieces_like(home, home.sums.to(compute));
+  return {home.dq.to(compute), home.dk.to(compute), home.dv.to(compute)};
 }
 
 /// Zeros, unless there are sums already; on a device, all of them in one piece of memory.
@@ -235,10 +227,7 @@ void LayerAttention::zero_local_gradients(HomeRows& home) const {
     return;
   }
   home.sums = at::zeros({home.q.numel() + home.k.numel() + home.v.numel()}, sums);
-  const std::array<at::Tensor, 3> pieces = pieces_like(home, home.sums);
-  home.dq = pieces[0];
-  home.dk = pieces[1];
-  home.dv = pieces[2];
+  std::tie(home.dq, home.dk, home.dv) = pieces_like(home, home.sums);
 }
 
 }  // namespace distca

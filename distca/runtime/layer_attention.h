@@ -38,30 +38,27 @@ struct HomeRows {
 /// How far one pass of one layer step of an exchange has come.
 struct LayerState {
   size_t tasks_done = 0;
-  size_t returned_done = 0;          // in parts, of the tasks whose queries were received
+  size_t returned_done = 0;          // tasks among these whose queries were received
   bool sums_cleared = false;         // where gradients are summed that are returned
   bool landed = false;               // true if everything that comes home has arrived
   std::span<std::byte> arrived;      // where that lies
   std::vector<at::Tensor> partials;  // [2 x tasks] O and LSE of the tasks that are partial
 };
 
-/// Tasks of an exchange that are computed at once: a set, or a part. They are made once for all
-/// layers. The buffers of the lists are set before each call.
+/// Tasks of an exchange that are computed at once: a set, or a part (plan/attention_parts.h). They
+/// are made once for all layers. The buffers of the lists are set before each call.
 struct KernelTasks : TaskLists {
   TaskLaunches whole_launches{}, partial_launches{}, backward_launches{};  // for the three lists
+  bool reads_received = false;                                             // Q, K, V
+  bool has_returned = false;  // tasks whose queries were received
+  size_t ended = 0;           // tasks whose last queries are among these
+  size_t returned_ended = 0;  // tasks of received queries among these
 };
-using ExchangeTasks = std::array<KernelTasks, kNumTaskSets>;  // [TaskSet]
-ExchangeTasks kernel_tasks(const AttentionExchange& exchange);
+KernelTasks kernel_tasks(const AttentionExchange& exchange, std::span<const TaskPiece> pieces);
 
-/// The tasks of a part of an exchange (plan/attention_parts.h).
-struct PartTasks {
-  KernelTasks tasks;
-  bool reads_received = false;  // Q, K, V
-  bool has_returned = false;    // tasks whose queries were received
-  size_t ended = 0;             // tasks whose last queries it has
-  size_t returned_ended = 0;    // tasks of received queries among these
-};
-PartTasks part_tasks(const AttentionExchange& exchange, const AttentionPart& part);
+// The buffers that the messages of a content are sent from and received into.
+BufferRole sent_from(Content content);
+BufferRole received_into(Content content);
 
 /// The messages of an exchange that are issued: sends, receives or both.
 enum class Directions { kBoth, kSends, kReceives };
@@ -69,7 +66,6 @@ enum class Directions { kBoth, kSends, kReceives };
 /// One pass of one layer through an exchange. It borrows everything.
 struct LayerPass {
   const AttentionExchange& exchange;
-  ExchangeTasks& tasks;
   HomeRows& home;
   LayerState& layer_state;
   Pass pass = Pass::kForward;
@@ -88,9 +84,7 @@ class LayerAttention {
   /// Checks that the kernel computes the heads and types of the exchange (CHECK).
   void check(const AttentionExchange& exchange) const;
   /// Makes what a device is told of the tasks of one pass. Without it, the first layer makes that.
-  void prepare(const AttentionExchange& exchange, ExchangeTasks& tasks, TaskSet set,
-               Pass pass) const;
-  void prepare(const AttentionExchange& exchange, PartTasks& part, Pass pass) const;
+  void prepare(const AttentionExchange& exchange, KernelTasks& tasks, Pass pass) const;
 
   /// Take what StepAttention::set_qkv, set_qkv_again and set_d_o take.
   HomeRows home_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
@@ -108,14 +102,12 @@ class LayerAttention {
   /// Puts O and LSE, which have arrived, in their place. Gradients are added later, when the pass
   /// completes. Completes the pass if all tasks have been computed.
   void land(const LayerPass& layer);
-  /// Computes the tasks of a set. Completes the pass if these were the last and everything that
-  /// comes home has landed.
-  void compute(const LayerPass& layer, TaskSet set);
-  /// Likewise for a part. All parts of a pass are computed in their order.
-  void compute(const LayerPass& layer, PartTasks& part);
+  /// Computes tasks. Completes the pass if these were the last and everything that comes home has
+  /// landed. All parts of a pass are computed in their order.
+  void compute(const LayerPass& layer, KernelTasks& tasks);
 
   /// Gives the gradients in the compute type. Backward must be complete.
-  void take_gradients(HomeRows& home, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv) const;
+  QkvGradients take_gradients(HomeRows& home) const;
 
   const ExchangeBytes& bytes() const { return bytes_; }
 
@@ -133,16 +125,8 @@ class LayerAttention {
                                     const std::vector<PeerTransfer>& transfers,
                                     const MessageList& list, std::span<std::byte> memory) const;
 
-  /// Tasks that are computed at once, and their messages.
-  struct Work {
-    KernelTasks& tasks;
-    bool reads_received;   // Q, K, V
-    bool has_returned;     // tasks whose queries were received
-    bool merges_returned;  // the last of these
-  };
-  void prepare_tasks(KernelTasks& tasks, size_t received, Pass pass) const;
-  void compute_forward(const LayerPass& layer, const Work& work);
-  void compute_backward(const LayerPass& layer, const Work& work);
+  void compute_forward(const LayerPass& layer, KernelTasks& tasks);
+  void compute_backward(const LayerPass& layer, KernelTasks& tasks);
   kernels::QueryBuffer partial_buffer(const LayerPass& layer, const KernelTasks& tasks,
                                       const TaskPiece& piece) const;
   void merge(const std::vector<at::Tensor>& partials, const std::vector<MessageRows>& arrived,

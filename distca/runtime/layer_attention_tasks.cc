@@ -22,8 +22,6 @@ using kernels::Rows;
 
 int64_t tokens_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.size(0) : 0; }
 
-bool reads_received(TaskSet set) { return set == TaskSet::kAll || set == TaskSet::kAway; }
-
 /// Where the rows of received messages, and of what is computed for them, lie; [rows.receives].
 struct ServedRows {
   std::vector<MessageRows> qkv;
@@ -67,18 +65,9 @@ void set_buffers(const HomeRows& home, const ServedRows& served, kernels::TaskLi
 
 }  // namespace
 
-ExchangeTasks kernel_tasks(const AttentionExchange& exchange) {
-  std::array<TaskLists, kNumTaskSets> lists = task_lists(exchange);
-  ExchangeTasks result;
-  for (size_t set = 0; set < kNumTaskSets; ++set)
-    static_cast<TaskLists&>(result[set]) = std::move(lists[set]);
-  return result;
-}
-
-PartTasks part_tasks(const AttentionExchange& exchange, const AttentionPart& part) {
-  PartTasks result;
-  static_cast<TaskLists&>(result.tasks) = task_lists(exchange, part);
-  for (const TaskPiece& piece : part.pieces) {
+KernelTasks kernel_tasks(const AttentionExchange& exchange, std::span<const TaskPiece> pieces) {
+  KernelTasks result{task_lists(exchange, pieces)};
+  for (const TaskPiece& piece : pieces) {
     const ServerTask& task = exchange.rows.tasks[piece.task];
     const bool ends = piece.queries.end == task.q.tokens;
     result.reads_received = result.reads_received || !is_home(task);
@@ -89,17 +78,9 @@ PartTasks part_tasks(const AttentionExchange& exchange, const AttentionPart& par
   return result;
 }
 
-void LayerAttention::prepare(const AttentionExchange& exchange, ExchangeTasks& sets, TaskSet set,
+void LayerAttention::prepare(const AttentionExchange& exchange, KernelTasks& tasks,
                              Pass pass) const {
-  prepare_tasks(sets[static_cast<size_t>(set)],
-                reads_received(set) ? exchange.rows.receives.size() : 0, pass);
-}
-
-void LayerAttention::prepare(const AttentionExchange& exchange, PartTasks& part, Pass pass) const {
-  prepare_tasks(part.tasks, part.reads_received ? exchange.rows.receives.size() : 0, pass);
-}
-
-void LayerAttention::prepare_tasks(KernelTasks& tasks, size_t received, Pass pass) const {
+  const size_t received = tasks.reads_received ? exchange.rows.receives.size() : 0;
   const auto make = [&](kernels::TaskList& list, TaskLaunches& launches) {
     if (launches.times_made() > 0) return;
     list.keys.resize(1 + received);  // the first ones are local
@@ -110,41 +91,22 @@ void LayerAttention::prepare_tasks(KernelTasks& tasks, size_t received, Pass pas
   make(tasks.partial, tasks.partial_launches);
 }
 
-void LayerAttention::compute(const LayerPass& layer, TaskSet set) {
-  const bool away = reads_received(set);
-  const Work work{.tasks = layer.tasks[static_cast<size_t>(set)],
-                  .reads_received = away,
-                  .has_returned = away,
-                  .merges_returned = away};
-  layer.pass == Pass::kForward ? compute_forward(layer, work) : compute_backward(layer, work);
-  layer.layer_state.tasks_done += layer.exchange.tasks_of(set).size();
-  complete_if_done(layer);
-}
-
-void LayerAttention::compute(const LayerPass& layer, PartTasks& part) {
-  LayerState& state = layer.layer_state;
-  state.returned_done += part.returned_ended;
-  const auto returned =
-      static_cast<size_t>(std::ranges::count_if(layer.exchange.rows.tasks, is_returned));
-  const Work work{.tasks = part.tasks,
-                  .reads_received = part.reads_received,
-                  .has_returned = part.has_returned,
-                  .merges_returned = part.has_returned && state.returned_done == returned};
-  layer.pass == Pass::kForward ? compute_forward(layer, work) : compute_backward(layer, work);
-  state.tasks_done += part.ended;
+void LayerAttention::compute(const LayerPass& layer, KernelTasks& tasks) {
+  layer.layer_state.returned_done += tasks.returned_ended;
+  layer.pass == Pass::kForward ? compute_forward(layer, tasks) : compute_backward(layer, tasks);
+  layer.layer_state.tasks_done += tasks.ended;
   complete_if_done(layer);
 }
 
 /// O and LSE of the tasks: where they belong, or into partials (O of the accumulator's type); then
 /// of received rows that several tasks share.
-void LayerAttention::compute_forward(const LayerPass& layer, const Work& work) {
+void LayerAttention::compute_forward(const LayerPass& layer, KernelTasks& tasks) {
   const AttentionExchange& exchange = layer.exchange;
   LayerState& layer_state = layer.layer_state;
   ServedRows served;
-  if (work.reads_received)
+  if (tasks.reads_received)
     served.qkv = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
-  if (work.has_returned) served.o = with_homes(exchange, Content::kO, layer.of(BufferRole::kOOut));
-  KernelTasks& tasks = work.tasks;
+  if (tasks.has_returned) served.o = with_homes(exchange, Content::kO, layer.of(BufferRole::kOOut));
   set_buffers(layer.home, served, tasks.whole);
   tasks.partial.queries.clear();
   tasks.partial.keys = tasks.whole.keys;
@@ -153,7 +115,9 @@ void LayerAttention::compute_forward(const LayerPass& layer, const Work& work) {
     tasks.partial.queries.push_back(partial_buffer(layer, tasks, piece));
   bytes_.copied += kernel_.forward(type_, tasks.whole, &tasks.whole_launches);
   bytes_.copied += kernel_.forward(accumulator_, tasks.partial, &tasks.partial_launches);
-  if (!work.merges_returned) return;
+  if (!tasks.has_returned) return;
+  const auto returned = std::ranges::count_if(exchange.rows.tasks, is_returned);
+  if (std::cmp_less(layer_state.returned_done, returned)) return;
   for (const RowMerge& rows : exchange.rows.merges) {
     if (rows.buffer == 0) continue;  // parts of it may be elsewhere
     const MessageRows& message = served.o[rows.buffer - 1];
@@ -182,11 +146,11 @@ kernels::QueryBuffer LayerAttention::partial_buffer(const LayerPass& layer,
           .lse = rows_of(lse, begin)};
 }
 
-void LayerAttention::compute_backward(const LayerPass& layer, const Work& work) {
+void LayerAttention::compute_backward(const LayerPass& layer, KernelTasks& tasks) {
   zero_local_gradients(layer.home);
   const AttentionExchange& exchange = layer.exchange;
   ServedRows served;
-  if (work.reads_received) {
+  if (tasks.reads_received) {
     const BufferRole sums =
         exchange.converts_gradients() ? BufferRole::kAccumulators : BufferRole::kGradientOut;
     served.qkv = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
@@ -197,10 +161,10 @@ void LayerAttention::compute_backward(const LayerPass& layer, const Work& work) 
       moves.play();
     }
   }
-  if (work.has_returned)
+  if (tasks.has_returned)
     served.d_o = with_homes(exchange, Content::kDO, layer.of(BufferRole::kDOIn));
-  set_buffers(layer.home, served, work.tasks.backward);
-  bytes_.copied += kernel_.backward(work.tasks.backward, &work.tasks.backward_launches);
+  set_buffers(layer.home, served, tasks.backward);
+  bytes_.copied += kernel_.backward(tasks.backward, &tasks.backward_launches);
 }
 
 /// Merges the parts of some rows into `o` and `lse`: this rank's tasks' and what came home.
@@ -252,7 +216,7 @@ void LayerAttention::add_arrived_gradients(const LayerPass& layer,
 
 /// Once every task was computed and what others computed has landed: sums over both.
 void LayerAttention::complete_if_done(const LayerPass& layer) {
-  auto& [exchange, tasks, home, layer_state, pass, memory] = layer;
+  auto& [exchange, home, layer_state, pass, memory] = layer;
   const Content content = pass == Pass::kForward ? Content::kO : Content::kGradient;
   if (layer_state.tasks_done < exchange.rows.tasks.size()) return;
   if (!layer_state.landed && !exchange.servers(content).empty()) return;

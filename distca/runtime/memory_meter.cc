@@ -11,7 +11,7 @@
 
 namespace distca {
 
-struct MemoryMeter::Counter {
+struct MemoryCounter {
   std::atomic<int64_t> now = 0, peak = 0;
 
   void add(int64_t bytes) {
@@ -25,7 +25,6 @@ struct MemoryMeter::Counter {
 namespace {
 
 /// Allocates as the allocator that was there before, with a few bytes more, which say who counts.
-template <typename Counter>
 class CountingAllocator final : public at::Allocator {
  public:
   explicit CountingAllocator(at::Allocator* inner) { inner_ = inner; }
@@ -43,11 +42,12 @@ class CountingAllocator final : public at::Allocator {
     default_copy_data(to, from, count);
   }
 
-  static thread_local std::shared_ptr<Counter> counter_;  // the counter of the thread's meter
+  // The counter of the thread's meter.
+  static inline thread_local std::shared_ptr<MemoryCounter> counter_;
 
  private:
   struct Header {
-    std::shared_ptr<Counter> counter;
+    std::shared_ptr<MemoryCounter> counter;
     int64_t bytes;
   };
   static constexpr size_t kHeader = 64;  // ATen's alignment
@@ -65,14 +65,10 @@ class CountingAllocator final : public at::Allocator {
   static inline at::Allocator* inner_ = nullptr;
 };
 
-template <typename Counter>
-thread_local std::shared_ptr<Counter> CountingAllocator<Counter>::counter_;
-
 }  // namespace
 
 MemoryMeter::MemoryMeter(int cuda_device)
-    : counter_(std::make_shared<Counter>()), cuda_device_(cuda_device) {
-  using Counting = CountingAllocator<Counter>;
+    : counter_(std::make_shared<MemoryCounter>()), cuda_device_(cuda_device) {
   if (cuda_device_ >= 0) {
     at::globalContext().lazyInitDevice(at::kCUDA);  // its allocator counts from then on
     at::accelerator::resetPeakStats(static_cast<int8_t>(cuda_device_));
@@ -81,13 +77,13 @@ MemoryMeter::MemoryMeter(int cuda_device)
   static std::once_flag once;
   std::call_once(once, [] {
     // PyTorch keeps it for as long as the process lives.
-    c10::SetCPUAllocator(new Counting(c10::GetCPUAllocator()));
+    c10::SetCPUAllocator(new CountingAllocator(c10::GetCPUAllocator()));
   });
-  Counting::counter_ = counter_;
+  CountingAllocator::counter_ = counter_;
 }
 
 MemoryMeter::~MemoryMeter() {
-  auto& counter = CountingAllocator<Counter>::counter_;
+  auto& counter = CountingAllocator::counter_;
   if (counter == counter_) counter.reset();
 }
 

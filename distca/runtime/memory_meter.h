@@ -16,6 +16,8 @@
 
 namespace distca {
 
+struct MemoryCounter;  // an internal type
+
 class MemoryMeter {
  public:
   /// From now on, the tensors that this thread makes are counted; the meter before it, if the
@@ -30,8 +32,7 @@ class MemoryMeter {
   int64_t peak_bytes() const;
 
  private:
-  struct Counter;
-  std::shared_ptr<Counter> counter_;  // its tensors may outlive the meter
+  std::shared_ptr<MemoryCounter> counter_;  // its tensors may outlive the meter
   int cuda_device_;
 };
 

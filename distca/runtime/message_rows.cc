@@ -26,12 +26,6 @@ void for_ranges(const at::Tensor& local, const std::vector<RowRange>& ranges,
 
 }  // namespace
 
-std::byte* MessageRows::begin(int index) const {
-  int64_t offset = 0;
-  for (int i = 0; i < index; ++i) offset += parts_[i].bytes();
-  return memory_ + offset;
-}
-
 at::Tensor MessageRows::part(int index) const {
   const MessagePart& part = parts_[index];
   return tensor_of(rows(index), part.type, part.rows, part.heads, part.dim, cuda_device_);
@@ -57,9 +51,9 @@ MessageRows MessageRows::in_type(ScalarType type, std::byte* memory) const {
 kernels::Rows MessageRows::rows(int index, int64_t row) const {
   const MessagePart& part = parts_[index];
   const int64_t token_stride = part.heads * part.dim;
-  return {.data = begin(index) + row * token_stride * element_bytes(part.type),
-          .token_stride = token_stride,
-          .head_stride = part.dim};
+  int64_t offset = row * token_stride * element_bytes(part.type);
+  for (int i = 0; i < index; ++i) offset += parts_[i].bytes();
+  return {.data = memory_ + offset, .token_stride = token_stride, .head_stride = part.dim};
 }
 
 int64_t pack(const at::Tensor& local, const std::vector<RowRange>& ranges, const at::Tensor& part,

@@ -36,8 +36,6 @@ class MessageRows {
   MessageRows in_type(ScalarType type, std::byte* memory) const;
 
  private:
-  std::byte* begin(int index) const;
-
   std::byte* memory_;
   std::array<MessagePart, 3> parts_;
   int cuda_device_;

@@ -10,11 +10,6 @@ namespace distca {
 
 struct RowMoves::Pairs {
   std::vector<at::Tensor> to, from;
-
-  bool are_like(const at::Tensor& other_to, const at::Tensor& other_from) const {
-    return to[0].scalar_type() == other_to.scalar_type() &&
-           from[0].scalar_type() == other_from.scalar_type();
-  }
 };
 
 RowMoves::RowMoves(int cuda_device) : together_(as_on_device(cuda_device)) {}
@@ -22,8 +17,10 @@ RowMoves::~RowMoves() = default;
 
 void RowMoves::put(std::vector<Pairs>& kinds, const at::Tensor& to, const at::Tensor& from) const {
   if (to.numel() == 0) return;
-  auto kind =
-      std::ranges::find_if(kinds, [&](const Pairs& pairs) { return pairs.are_like(to, from); });
+  auto kind = std::ranges::find_if(kinds, [&](const Pairs& pairs) {
+    return pairs.to[0].scalar_type() == to.scalar_type() &&
+           pairs.from[0].scalar_type() == from.scalar_type();
+  });
   if (kind == kinds.end()) kind = kinds.insert(kind, Pairs());
   kind->to.push_back(to);
   kind->from.push_back(from);

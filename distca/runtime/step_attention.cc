@@ -21,16 +21,17 @@ struct StepAttention::State {
   HomeRows nowhere;                      // for operations where this rank only serves
   std::vector<HomeRows> homes;           // [nano-batch x num_layers + layer]
   std::vector<LayerState> layer_states;  // [(exchange x num_layer_steps + layer step) x 2 + pass]
-  std::vector<ExchangeTasks> tasks;      // [exchange]
-  std::vector<std::array<std::vector<PartTasks>, 2>> parts_of;  // [exchange][Pass], as the program
+  std::vector<std::array<KernelTasks, kNumTaskSets>> sets_of;     // [exchange][TaskSet]
+  std::vector<std::array<std::vector<KernelTasks>, 2>> parts_of;  // [exchange][Pass][part]
   MessagesUnderWay under_way;
 
   State(const Program& program_in, AttentionKernel& kernel, Communicator& comm,
         const ExchangeBuffers& buffers_in);
 
   HomeRows& home(int nano_batch, int layer) { return homes.at(nano_batch * num_layers + layer); }
-  PartTasks& part_of(const Op& op) {
-    return parts_of[op.exchange][static_cast<size_t>(op.pass)].at(op.part);
+  KernelTasks& tasks_of(const Op& op) {
+    return op.part < 0 ? sets_of[op.exchange][static_cast<size_t>(op.tasks)]
+                       : parts_of[op.exchange][static_cast<size_t>(op.pass)].at(op.part);
   }
   LayerPass at(const Op& op);
   LayerPass at_its_rows(const Op& op);
@@ -53,31 +54,28 @@ StepAttention::State::State(const Program& program_in, AttentionKernel& kernel, 
   layer_states.resize(2 * program.exchanges.size() * num_layer_steps);
   for (const auto& exchange : program.exchanges) {
     parts.check(*exchange);
-    tasks.push_back(kernel_tasks(*exchange));
+    auto& sets = sets_of.emplace_back();
+    for (size_t set = 0; set < kNumTaskSets; ++set)
+      sets[set] = kernel_tasks(*exchange, pieces_of(*exchange, static_cast<TaskSet>(set)));
   }
   parts_of.resize(program.attention_parts.size());
   for (size_t exchange = 0; exchange < parts_of.size(); ++exchange) {
     for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
       const auto of_pass = static_cast<size_t>(pass);
       for (const AttentionPart& part : program.attention_parts[exchange][of_pass])
-        parts_of[exchange][of_pass].push_back(part_tasks(*program.exchanges[exchange], part));
+        parts_of[exchange][of_pass].push_back(
+            kernel_tasks(*program.exchanges[exchange], part.pieces));
     }
   }
   for (const Op& op : program.ops) {
-    if (op.kind != OpKind::kCoreAttention) continue;
-    const AttentionExchange& exchange = *program.exchanges[op.exchange];
-    if (op.part < 0) {
-      parts.prepare(exchange, tasks[op.exchange], op.tasks, op.pass);
-    } else {
-      parts.prepare(exchange, part_of(op), op.pass);
-    }
+    if (op.kind == OpKind::kCoreAttention)
+      parts.prepare(*program.exchanges[op.exchange], tasks_of(op), op.pass);
   }
 }
 
 /// The pass that an operation belongs to, with the buffers that it uses.
 LayerPass StepAttention::State::at(const Op& op) {
   LayerPass pass{.exchange = *program.exchanges[op.exchange],
-                 .tasks = tasks[op.exchange],
                  .home = op.nano_batch < 0 ? nowhere : home(op.nano_batch, op.layer),
                  .layer_state = layer_states[2 * (op.exchange * num_layer_steps + op.layer_step) +
                                              static_cast<int>(op.pass)],
@@ -148,8 +146,7 @@ void StepAttention::land(const Op& op) {
 
 void StepAttention::compute(const Op& op) {
   State& s = *state_;
-  const LayerPass pass = s.at_its_rows(op);
-  op.part < 0 ? s.parts.compute(pass, op.tasks) : s.parts.compute(pass, s.part_of(op));
+  s.parts.compute(s.at_its_rows(op), s.tasks_of(op));
 }
 
 const at::Tensor& StepAttention::o(int nano_batch, int layer) const {
@@ -159,13 +156,13 @@ const at::Tensor& StepAttention::o(int nano_batch, int layer) const {
   return home.o;
 }
 
-void StepAttention::take_gradients(int nano_batch, int layer, at::Tensor* dq, at::Tensor* dk,
-                                   at::Tensor* dv) {
+QkvGradients StepAttention::take_gradients(int nano_batch, int layer) {
   HomeRows& home = state_->home(nano_batch, layer);
   DISTCA_CHECK(home.is_complete(Pass::kBackward),
                "gradients of layer {} of nano-batch {} are not complete", layer, nano_batch);
-  state_->parts.take_gradients(home, dq, dk, dv);
+  QkvGradients gradients = state_->parts.take_gradients(home);
   drop(nano_batch, layer);
+  return gradients;
 }
 
 void StepAttention::drop(int nano_batch, int layer) { state_->home(nano_batch, layer) = {}; }

@@ -24,6 +24,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <tuple>
 
 #include "distca/comm/communicator.h"
 #include "distca/program/program.h"
@@ -57,6 +58,9 @@ struct ExchangeBytes {
     return *this;
   }
 };
+
+/// dQ, dK and dV.
+using QkvGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 class StepAttention {
  public:
@@ -93,10 +97,10 @@ class StepAttention {
   /// Returns O [T, H, E]. The combine of forward must have landed, and all core attention of the
   /// layer must have been played.
   const at::Tensor& o(int nano_batch, int layer) const;
-  /// Gives dq [T, H, D], dk [T, G, D] and dv [T, G, E] in the compute type, and frees what the home
-  /// keeps of the layer. The combine of backward must have landed, and all core attention of the
-  /// layer must have been played.
-  void take_gradients(int nano_batch, int layer, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv);
+  /// Returns dq [T, H, D], dk [T, G, D] and dv [T, G, E] in the compute type, and frees what the
+  /// home keeps of the layer. The combine of backward must have landed, and all core attention of
+  /// the layer must have been played.
+  QkvGradients take_gradients(int nano_batch, int layer);
   /// Frees what the home keeps of a layer that has no backward.
   void drop(int nano_batch, int layer);
 

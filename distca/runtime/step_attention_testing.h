@@ -75,7 +75,7 @@ class AttentionPlayer final : public OpPlayer {
     } else if (op.kind == OpKind::kPostAttention) {
       attention_.set_d_o(op.nano_batch, op.layer, layer.d_o);
     } else if (op.kind == OpKind::kPreAttention) {
-      attention_.take_gradients(op.nano_batch, op.layer, &layer.dq, &layer.dk, &layer.dv);
+      std::tie(layer.dq, layer.dk, layer.dv) = attention_.take_gradients(op.nano_batch, op.layer);
     }
   }
   void pack(const Op& op) override {

@@ -19,38 +19,34 @@ kernels::Task kernel_task(const ServerTask& task, const Range& queries, const ke
   return result;
 }
 
-void add(const AttentionExchange& exchange, const TaskPiece& piece, TaskLists& lists) {
-  const ServerTask& server_task = exchange.rows.tasks[piece.task];
-  kernels::Task task = kernel_task(server_task, piece.queries, kernel_mask(exchange.shape.mask));
-  lists.backward.tasks.push_back(task);
-  if (!server_task.partial) {
-    lists.whole.tasks.push_back(std::move(task));
-    return;
-  }
-  task.query_buffer = static_cast<int64_t>(lists.partial.tasks.size());
-  task.q_row = 0;
-  lists.partial.tasks.push_back(std::move(task));
-  lists.partial_pieces.push_back(piece);
-}
-
 }  // namespace
 
 kernels::Mask kernel_mask(const Mask& mask) {
   return {.causal = mask.kind == MaskKind::kCausal, .window_left = mask.window_left};
 }
 
-std::array<TaskLists, kNumTaskSets> task_lists(const AttentionExchange& exchange) {
-  std::array<TaskLists, kNumTaskSets> result;
-  for (size_t set = 0; set < kNumTaskSets; ++set) {
-    for (const int32_t i : exchange.tasks[set])
-      add(exchange, {i, {0, exchange.rows.tasks[i].q.tokens}}, result[set]);
-  }
-  return result;
+std::vector<TaskPiece> pieces_of(const AttentionExchange& exchange, TaskSet set) {
+  std::vector<TaskPiece> pieces;
+  for (const int32_t i : exchange.tasks_of(set))
+    pieces.push_back({i, {0, exchange.rows.tasks[i].q.tokens}});
+  return pieces;
 }
 
-TaskLists task_lists(const AttentionExchange& exchange, const AttentionPart& part) {
+TaskLists task_lists(const AttentionExchange& exchange, std::span<const TaskPiece> pieces) {
   TaskLists lists;
-  for (const TaskPiece& piece : part.pieces) add(exchange, piece, lists);
+  for (const TaskPiece& piece : pieces) {
+    const ServerTask& server_task = exchange.rows.tasks[piece.task];
+    kernels::Task task = kernel_task(server_task, piece.queries, kernel_mask(exchange.shape.mask));
+    lists.backward.tasks.push_back(task);
+    if (!server_task.partial) {
+      lists.whole.tasks.push_back(std::move(task));
+      continue;
+    }
+    task.query_buffer = static_cast<int64_t>(lists.partial.tasks.size());
+    task.q_row = 0;
+    lists.partial.tasks.push_back(std::move(task));
+    lists.partial_pieces.push_back(piece);
+  }
   return lists;
 }
 

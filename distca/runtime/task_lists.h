@@ -2,8 +2,7 @@
 // The tasks that a rank has under an exchange, as kernels take them (kernels/attention.h), without
 // the rows on which they are computed. It needs no PyTorch. Any thread may call the functions.
 
-#include <array>
-#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "distca/kernels/attention.h"
@@ -21,9 +20,9 @@ struct TaskLists {
 };
 /// The mask of a plan, as kernels take it.
 kernels::Mask kernel_mask(const Mask& mask);
-/// [TaskSet] The lists of an exchange. They have no buffers yet.
-std::array<TaskLists, kNumTaskSets> task_lists(const AttentionExchange& exchange);
-/// The lists of a part of its tasks.
-TaskLists task_lists(const AttentionExchange& exchange, const AttentionPart& part);
+/// The tasks of a set, each in one piece.
+std::vector<TaskPiece> pieces_of(const AttentionExchange& exchange, TaskSet set);
+/// The lists of these tasks. They have no buffers yet.
+TaskLists task_lists(const AttentionExchange& exchange, std::span<const TaskPiece> pieces);
 
 }  // namespace distca

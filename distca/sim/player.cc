@@ -153,7 +153,12 @@ class Player {
     for (size_t lane = 0; lane < kLanes; ++lane) {
       if (!is_priced_as_before(lane))
         price = prices_[lane]->communication(links_.rank_of(i), played, sends, receives);
-      if (lane == 0) count(price, step_.ranks[i]);
+      if (lane == 0) {
+        RankTime& time = step_.ranks[i];
+        time.copied_ps += price.pack_ps;
+        time.issued_ps += price.issue_ps;
+        time.core_ps += price.core_ps;
+      }
       now[lane] += price.pack_ps + price.issue_ps;
       core[lane] = price.core_ps;
       landing[lane] = price.land_ps;
@@ -167,12 +172,6 @@ class Player {
     for (size_t lane = 0; lane < kLanes; ++lane) now[lane] += core[lane];
   }
 
-  static void count(const CommunicationPrice& price, RankTime& time) {
-    time.copied_ps += price.pack_ps;
-    time.issued_ps += price.issue_ps;
-    time.core_ps += price.core_ps;
-  }
-
   /// Waits for a communication, unless that was waited for before. Returns false if a peer is not
   /// at it yet.
   bool wait(size_t i, int32_t number, bool for_sends) {
@@ -183,24 +182,20 @@ class Player {
     if (over == nullptr) return false;
     is_over = true;
     Ps& now = threads_[i].now_ps;
-    wait_in_first(over->at_ps[0], over->last_peer_ps, now[0], step_.ranks[i]);
+    RankTime& time = step_.ranks[i];
+    const int64_t waits = std::max<int64_t>(0, over->at_ps[0] - now[0]);
+    const int64_t late = std::clamp<int64_t>(over->last_peer_ps - now[0], 0, waits);
+    time.late_ps += late;
+    time.exposed_ps += waits - late;
     now = later(now, over->at_ps);
     const auto op = static_cast<size_t>(links_.communication(number).op);
     if (TimedOp* const played = timed(i, op))
       (for_sends ? played->sent_ps : played->end_ps) = over->at_ps[0];
     if (for_sends || one.landing < 0) return true;
     const Ps& landing = landings_[static_cast<size_t>(one.landing)];
-    step_.ranks[i].copied_ps += landing[0];
+    time.copied_ps += landing[0];
     for (size_t lane = 0; lane < kLanes; ++lane) now[lane] += landing[lane];
     return true;
-  }
-
-  /// Waits from `now_ps` on until `at_ps`, in the first lane.
-  static void wait_in_first(int64_t at_ps, int64_t last_peer_ps, int64_t now_ps, RankTime& time) {
-    const int64_t waits = std::max<int64_t>(0, at_ps - now_ps);
-    const int64_t late = std::clamp<int64_t>(last_peer_ps - now_ps, 0, waits);
-    time.late_ps += late;
-    time.exposed_ps += waits - late;
   }
 
   const StepLinks& links_;
@@ -212,21 +207,13 @@ class Player {
   TimedStep step_;
 };
 
-TimedStep played_alone(const StepLinks& links, const OpPrices& prices, const Wire& wire,
-                       Turns turns) {
-  const PlayedOn machine{.prices = &prices, .wire = wire};
-  return Player<1>(links, {&machine, 1}, /*keeps_ops=*/true).run(1, turns).first;
-}
-
 }  // namespace
 
 TimedStep timed_step(std::span<const Program> programs, const OpPrices& prices, const Wire& wire,
                      Turns turns) {
-  return played_alone(StepLinks(programs, wire.ranks_per_node), prices, wire, turns);
-}
-
-TimedStep timed_step(const StepLinks& links, const OpPrices& prices, const Wire& wire) {
-  return played_alone(links, prices, wire, Turns::kFirstToLast);
+  const StepLinks links(programs, wire.ranks_per_node);
+  const PlayedOn machine{.prices = &prices, .wire = wire};
+  return Player<1>(links, {&machine, 1}, /*keeps_ops=*/true).run(1, turns).first;
 }
 
 TimedTogether timed_together(const StepLinks& links, std::span<const PlayedOn> machines,

@@ -69,10 +69,6 @@ enum class Turns { kFirstToLast, kLastToFirst };
 TimedStep timed_step(std::span<const Program> programs, const OpPrices& prices, const Wire& wire,
                      Turns turns = Turns::kFirstToLast);
 
-/// Likewise, for programs that are played several times: the links are found once, and several
-/// threads may play them at the same time. The wire must have as many ranks a node as the links.
-TimedStep timed_step(const StepLinks& links, const OpPrices& prices, const Wire& wire);
-
 /// A machine on which a step is played, with its prices and its wire.
 struct PlayedOn {
   const OpPrices* prices;
@@ -87,8 +83,10 @@ struct TimedTogether {
   std::vector<int64_t> lengths_ps;  // [machine] TimedStep::length_ps
 };
 /// The step on 1 to kMostMachinesTogether machines that are alike in Wire::in_order (CHECK), as if
-/// each were played by itself. Who waits for whom is looked up once for all of them, so six take
-/// little more than two. Only `with_first` keeps the operations' times of the first one.
+/// each were played by itself. The links are found once, and several threads may play them at the
+/// same time; the wires must have as many ranks a node as they. Who waits for whom is looked up
+/// once for all of them, so six take little more than two. Only `with_first` keeps the operations'
+/// times of the first one.
 TimedTogether timed_together(const StepLinks& links, std::span<const PlayedOn> machines,
                              bool with_first);
 

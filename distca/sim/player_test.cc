@@ -74,23 +74,20 @@ TEST(Player, a_thread_pays_for_packing_issuing_the_networks_threads_and_landing)
     for (auto* const side : {&exchange.with_homes, &exchange.with_servers})
       std::swap((*side)[0], (*side)[static_cast<size_t>(Content::kO)]);
   }
-  const ThreadRates rates{.issue_ps = 3 * kUs,
-                          .message_ps = 1 * kUs,
-                          .copy_bytes_per_s = 10'000'000,
-                          .core_message_ps = 2 * kUs,
-                          .core_bytes_per_s = 5'000'000};
+  const ThreadRates rates{
+      .issue_ps = 3 * kUs, .copy_bytes_per_s = 10'000'000, .core_bytes_per_s = 5'000'000};
   const TimedStep step = timed_step(programs, flops_as_ps(rates), {.between = kSlow});
-  // Rank 0: 5 computed, 2 packed, 4 issued; the message leaves at 11 and arrives at 31.
-  EXPECT_EQ(step.ops[0][1].begin_ps, 11 * kUs);
-  EXPECT_EQ(step.ops[1][0].end_ps, 31 * kUs);
+  // Rank 0: 5 computed, 2 packed, 3 issued; the message leaves at 10 and arrives at 30.
+  EXPECT_EQ(step.ops[0][1].begin_ps, 10 * kUs);
+  EXPECT_EQ(step.ops[1][0].end_ps, 30 * kUs);
   EXPECT_EQ(step.ranks[0].copied_ps, 2 * kUs);
-  EXPECT_EQ(step.ranks[0].issued_ps, 4 * kUs);
-  EXPECT_EQ(step.ranks[0].core_ps, 6 * kUs);
-  EXPECT_EQ(step.ranks[0].exposed_ps, 14 * kUs);
-  // Rank 1: 4 issued, 6 of the core, 7 computed, waits from 17 to 31, lands 2, computes 3.
-  EXPECT_EQ(step.ranks[1].exposed_ps, 14 * kUs);
+  EXPECT_EQ(step.ranks[0].issued_ps, 3 * kUs);
+  EXPECT_EQ(step.ranks[0].core_ps, 4 * kUs);
+  EXPECT_EQ(step.ranks[0].exposed_ps, 16 * kUs);
+  // Rank 1: 3 issued, 4 of the core, 7 computed, waits from 14 to 30, lands 2, computes 3.
+  EXPECT_EQ(step.ranks[1].exposed_ps, 16 * kUs);
   EXPECT_EQ(step.ranks[1].copied_ps, 2 * kUs);
-  EXPECT_EQ(step.length_ps, 36 * kUs);
+  EXPECT_EQ(step.length_ps, 35 * kUs);
 }
 
 TEST(Player, nothing_moves_before_the_receiver_is_at_it) {
@@ -297,9 +294,7 @@ Scenario random_scenario(uint32_t seed) {
   for (int kind = 0; kind < kNumOpKinds; ++kind)
     scenario.ps_of_flop[static_cast<OpKind>(kind)] = .1 * (1 + below(20));
   scenario.rates = {.issue_ps = below(2) * kUs,
-                    .message_ps = below(2) * kUs,
                     .copy_bytes_per_s = below(2) * 1'000'000'000LL,
-                    .core_message_ps = below(2) * kUs,
                     .core_bytes_per_s = below(2) * 1'000'000'000LL};
   const auto port = [&] {
     return Port{.latency_ps = below(20) * kUs,
@@ -357,7 +352,7 @@ void cheapen(Scenario& scenario, std::mt19937& random) {
       scenario.rates.copy_bytes_per_s = 0;
       break;
     case 5:
-      scenario.rates.issue_ps = scenario.rates.core_message_ps = 0;
+      scenario.rates.issue_ps = scenario.rates.core_bytes_per_s = 0;
       break;
     default:
       scenario.ps_of_flop[static_cast<OpKind>(random() % kNumOpKinds)] /= 3;
@@ -390,7 +385,9 @@ TEST(Player, links_that_were_found_once_serve_all_prices_and_rates) {
     std::mt19937 random(seed);
     for (int i = 0; i < 3; ++i) {
       const TimedStep alone = scenario.play();
-      const TimedStep linked = timed_step(links, scenario.prices(), scenario.wire);
+      const RatePrices prices = scenario.prices();
+      const PlayedOn machine{.prices = &prices, .wire = scenario.wire};
+      const TimedStep linked = timed_together(links, {&machine, 1}, /*with_first=*/true).first;
       EXPECT_EQ(linked.ops, alone.ops) << seed;
       EXPECT_EQ(linked.ranks, alone.ranks) << seed;
       cheapen(scenario, random);

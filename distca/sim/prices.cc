@@ -17,11 +17,6 @@ int64_t picoseconds(double seconds) {
 
 }  // namespace
 
-CommunicationPrice OpPrices::communication(int, const Op&, const MessageList&,
-                                           const MessageList&) const {
-  return {};
-}
-
 RatePrices::RatePrices(Seconds seconds, const ThreadRates& rates)
     : seconds_(std::move(seconds)), rates_(rates) {}
 
@@ -31,12 +26,11 @@ int64_t RatePrices::compute_ps(int rank, const Op& op) const {
 
 CommunicationPrice RatePrices::communication(int, const Op& op, const MessageList& sends,
                                              const MessageList& receives) const {
-  const auto messages = static_cast<int64_t>(sends.messages.size() + receives.messages.size());
   const Port copies{.bytes_per_s = rates_.copy_bytes_per_s};
   const Port core{.bytes_per_s = rates_.core_bytes_per_s};
   return {.pack_ps = copies.time_ps(packed_bytes(op, sends)),
-          .issue_ps = rates_.issue_ps + messages * rates_.message_ps,
-          .core_ps = messages * rates_.core_message_ps + core.time_ps(sends.bytes + receives.bytes),
+          .issue_ps = rates_.issue_ps,
+          .core_ps = core.time_ps(sends.bytes + receives.bytes),
           .land_ps = copies.time_ps(landed_bytes(op, receives))};
 }
 

@@ -27,15 +27,13 @@ class OpPrices {
   virtual int64_t compute_ps(int rank, const Op& op) const = 0;
   /// The price of a communication. One that sends and receives nothing is never asked for.
   virtual CommunicationPrice communication(int rank, const Op& op, const MessageList& sends,
-                                           const MessageList& receives) const;
+                                           const MessageList& receives) const = 0;
 };
 
 /// The time that every communication takes of a rank's thread.
 struct ThreadRates {
   int64_t issue_ps = 0;          // for each communication
-  int64_t message_ps = 0;        // for each message, sent or received, before it leaves
   int64_t copy_bytes_per_s = 0;  // packing and putting in place; with 0, copies take no time
-  int64_t core_message_ps = 0;   // the core's part of each message, sent or received
   int64_t core_bytes_per_s = 0;  // the core's part of bytes; with 0, bytes take none of it
 };
 

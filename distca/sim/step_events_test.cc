@@ -29,9 +29,8 @@ RatePrices prices(const ThreadRates& rates = {}) {
   return RatePrices([](int, const Op& op) { return 1e-9 * op.flops + 1e-6; }, rates);
 }
 
-constexpr ThreadRates kRates{.issue_ps = 3 * kMicrosecond,
-                             .copy_bytes_per_s = 10'000'000,
-                             .core_message_ps = 2 * kMicrosecond};
+constexpr ThreadRates kRates{
+    .issue_ps = 3 * kMicrosecond, .copy_bytes_per_s = 10'000'000, .core_bytes_per_s = 10'000'000};
 
 /// "compute 0 5", from and to in microseconds.
 std::vector<std::string> shown(const std::vector<TraceEvent>& events) {

@@ -150,10 +150,6 @@ int32_t StepLinks::add_list(size_t program, const Op& op, const MessageList& lis
   return static_cast<int32_t>(side.lists.size()) - 1;
 }
 
-PortOf StepLinks::port_between(int rank, int peer) const {
-  return rank / ranks_per_node_ == peer / ranks_per_node_ ? PortOf::kInside : PortOf::kBetween;
-}
-
 /// Partners of a first rank do the same as that, at the same time.
 StepLinks::Message StepLinks::message_of(size_t program, const Op& op,
                                          const PeerMessage& message) const {
@@ -167,8 +163,9 @@ StepLinks::Message StepLinks::message_of(size_t program, const Op& op,
       own >= 0 ? own : program_of(peer - peer % programs_[program].stage.tensor.size);
   DISTCA_CHECK(played >= 0, "rank {}: {} with rank {}, which has no program", of_[program].rank,
                describe(op), peer);
+  const bool is_inside = of_[program].rank / ranks_per_node_ == peer / ranks_per_node_;
   return {.program = played,
-          .port = port_between(of_[program].rank, peer),
+          .port = is_inside ? PortOf::kInside : PortOf::kBetween,
           .is_played = own >= 0,
           .bytes = message.bytes,
           .shared_bytes = 0};

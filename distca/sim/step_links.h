@@ -4,7 +4,8 @@
 // once and played with any prices and rates (sim/player.h).
 //
 //   const StepLinks links(programs, wire.ranks_per_node);
-//   const TimedStep step = timed_step(links, prices, wire);
+//   const PlayedOn machine{.prices = &prices, .wire = wire};
+//   const TimedStep step = timed_together(links, {&machine, 1}, /*with_first=*/true).first;
 //
 // Communications of all programs are numbered together: those of a tag are neighbours. Programs
 // whose messages are not those that their peers expect are a CHECK. Any thread may call the
@@ -124,8 +125,7 @@ class StepLinks {
     return is_sent ? of_[program].sent : of_[program].received;
   }
   const List& found(const Communication& one, bool is_sent) const {
-    return is_sent ? of_[one.program].sent.lists[one.sends]
-                   : of_[one.program].received.lists[one.receives];
+    return side(one.program, is_sent).lists[is_sent ? one.sends : one.receives];
   }
   int32_t number_of(int32_t tag, int32_t program) const {
     return number_of_[static_cast<size_t>(tag) * programs_.size() + static_cast<size_t>(program)];
@@ -137,7 +137,6 @@ class StepLinks {
   void add_waits(size_t program);
   int32_t add_list(size_t program, const Op& op, const MessageList& list, Side& side);
   Message message_of(size_t program, const Op& op, const PeerMessage& message) const;
-  PortOf port_between(int rank, int peer) const;
   int name_of(size_t program, const Op& op) const;
 
   void link(size_t part, size_t parts);

@@ -9,6 +9,8 @@
 
 namespace distca {
 
+inline constexpr int64_t kPsPerS = 1'000'000'000'000;
+
 struct Port {
   int64_t latency_ps = 0;   // added to each message, however small
   int64_t bytes_per_s = 0;  // in each direction; with 0, bytes take no time
@@ -20,11 +22,9 @@ struct Port {
   /// How long this many bytes take without latency and burst, rounded up.
   int64_t time_ps(int64_t bytes) const {
     if (bytes_per_s == 0) return 0;
-    constexpr int64_t kPsPerS = 1'000'000'000'000;
     const Wide product = static_cast<Wide>(bytes) * kPsPerS;
     return static_cast<int64_t>((product + bytes_per_s - 1) / bytes_per_s);
   }
-  bool operator==(const Port&) const = default;
 
  private:
   __extension__ using Wide = __int128;  // a gigabyte times picoseconds a second is over 2^63
@@ -37,7 +37,6 @@ class PortTime {
   PortTime() = default;  // bytes take no time
   explicit PortTime(const Port& port) : port_(port) {
     if (port.bytes_per_s == 0) return;
-    constexpr int64_t kPsPerS = 1'000'000'000'000;
     const int64_t common = std::gcd(kPsPerS, port.bytes_per_s);
     ps_ = kPsPerS / common;
     bytes_ = port.bytes_per_s / common;

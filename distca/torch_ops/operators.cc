@@ -128,46 +128,20 @@ Tensor begin(std::string group, at::IntArrayRef documents, bool in_pieces, const
   return handle_of(std::make_shared<Step>(std::move(ranks), std::move(agreed)));
 }
 
-constexpr int64_t kColumns = 10;  // the numbers of a kind of layer
-
-/// [kinds, kColumns] The kinds of layers of the latest forwards, for `begin_ahead`.
+/// A handle of the kinds of layers of the latest forwards, for `begin_ahead`.
 Tensor usual_layers(std::string group) {
   const auto ranks = Ranks::find(group);
   const std::scoped_lock lock(ranks->mutex);
-  const LayerKinds usual = ranks->usual_kinds();
-  Tensor table = at::empty({static_cast<int64_t>(usual.size()), kColumns}, at::kDouble);
-  auto* number = table.mutable_data_ptr<double>();
-  for (const auto& [kind, softmax_scale, window_left, linear_work] : usual) {
-    const api::Shape& shape = kind.shape;
-    for (const int64_t one : {shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim_v,
-                              static_cast<int64_t>(shape.dtype), window_left, linear_work,
-                              static_cast<int64_t>(kind.cuda_device), kind.kernel})
-      *number++ = static_cast<double>(one);
-    *number++ = softmax_scale;
-  }
-  return table;
+  return Handles<LayerKinds>::all().give(std::make_shared<LayerKinds>(ranks->usual_kinds()),
+                                         at::kCPU);
 }
 
 /// Begins a forward of `group` that comes later, with messages over the group `over`, which other
 /// threads do not use. `layers`: what usual_layers returned.
 Tensor begin_ahead(std::string group, std::string over, at::IntArrayRef documents, bool in_pieces,
                    const Tensor& layers) {
-  LayerKinds kinds;
-  const auto* number = layers.const_data_ptr<double>();
-  for (int64_t i = 0; i < layers.size(0); ++i, number += kColumns) {
-    const auto whole = [&](int column) { return static_cast<int64_t>(number[column]); };
-    kinds.push_back({.kind = {.shape = {.num_heads = whole(0),
-                                        .num_kv_heads = whole(1),
-                                        .head_dim = whole(2),
-                                        .head_dim_v = whole(3),
-                                        .dtype = static_cast<ScalarType>(whole(4))},
-                              .cuda_device = static_cast<int>(whole(7)),
-                              .kernel = whole(8)},
-                     .softmax_scale = number[9],
-                     .window_left = whole(5),
-                     .linear_work = whole(6)});
-  }
-  Agreement agreed = agree(*Ranks::find(over), documents_of(documents, in_pieces), kinds);
+  Agreement agreed = agree(*Ranks::find(over), documents_of(documents, in_pieces),
+                           *Handles<LayerKinds>::all().of(layers));
   return handle_of(std::make_shared<Step>(Ranks::find(group), std::move(agreed)));
 }
 

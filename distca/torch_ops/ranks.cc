@@ -6,7 +6,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <map>
 
@@ -47,15 +46,12 @@ class Alone : public Communicator {
 };
 
 /// Makes the communicators that carry Q, K, V, O and gradients of ranks that have met in a store.
-struct Carriers {
-  const std::string backend;  // the argument of Ranks::open()
-  const c10::intrusive_ptr<c10d::Store> store;
-  const int rank;
-  const int size;
-  const CommOptions options;
-  const std::function<bool()> is_over;  // returns true once the program has destroyed the group
-
-  std::unique_ptr<Communicator> connect(int cuda_device) const {
+/// `backend`: the argument of Ranks::open(). `is_over` returns true once the program has destroyed
+/// the group.
+Ranks::Connect connect_in(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                          const std::string& backend, const CommOptions& options,
+                          const std::function<bool()>& is_over) {
+  return [=](int cuda_device) -> std::unique_ptr<Communicator> {
     const bool on_cpu = cuda_device < 0;
     if (on_cpu && backend != "nccl") return nullptr;
     DISTCA_THROW_IF(backend == "gloo", ErrorKind::kUsage,
@@ -72,8 +68,8 @@ struct Carriers {
     const auto own =
         c10::make_intrusive<c10d::PrefixStore>(on_cpu ? "nccl on the CPU" : "nccl", store);
     return make_nccl_group(*own, rank, size, options, nccl, device, is_over);
-  }
-};
+  };
+}
 
 struct Open {
   std::mutex mutex;
@@ -89,28 +85,14 @@ Open& opened() {
   return *open;
 }
 
-bool same(const api::BatchRequest& a, const api::BatchRequest& b) {
-  return a.cu_seqlens == b.cu_seqlens && a.num_ranks == b.num_ranks && a.shape == b.shape &&
-         a.window_left == b.window_left && a.tokens == b.tokens && a.linear_work == b.linear_work;
-}
-
 void check_same_backend(Communicator& comm, const std::string& backend) {
-  std::array<char, 8> mine{};
-  DISTCA_CHECK(backend.size() < mine.size(), "backend {}", backend);
-  std::ranges::copy(backend, mine.begin());
-  const auto all = all_gather(comm, mine, "comparing backends");
-  const auto text = [](const auto& one) { return one[0] == 0 ? "None" : one.data(); };
+  const auto all = all_gather_texts(comm, backend, "comparing backends");
+  const auto text = [](const std::string& one) { return one.empty() ? "None" : one.c_str(); };
   for (size_t rank = 1; rank < all.size(); ++rank) {
     DISTCA_THROW_IF(all[rank] != all[0], ErrorKind::kUsage,
                     "rank {} opens the group with backend = {}, rank 0 with {}: all ranks give the "
                     "same",
                     rank, text(all[rank]), text(all[0]));
-  }
-}
-
-void add_missing(LayerKinds& kinds, const LayerKinds& more) {
-  for (const LayerKind& kind : more) {
-    if (std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(kind);
   }
 }
 
@@ -134,14 +116,8 @@ void Ranks::open(const std::string& name, const std::string& backend, const Comm
   };
   auto comm = make_c10d_group(*gloo, *store, options, is_over);
   check_same_backend(*comm, backend);
-  const Carriers carriers{.backend = backend,
-                          .store = store,
-                          .rank = comm->rank(),
-                          .size = comm->size(),
-                          .options = options,
-                          .is_over = is_over};
-  auto ranks = std::make_shared<Ranks>(
-      std::move(comm), [carriers](int cuda_device) { return carriers.connect(cuda_device); });
+  auto connect = connect_in(store, comm->rank(), comm->size(), backend, options, is_over);
+  auto ranks = std::make_shared<Ranks>(std::move(comm), std::move(connect));
   const std::scoped_lock lock(opened().mutex);
   opened().by_name[name] = std::move(ranks);
 }
@@ -223,8 +199,7 @@ Ranks::Carrier& Ranks::carrier(int cuda_device) {
 }
 
 api::BatchPlan Ranks::plan(const api::BatchRequest& request) {
-  const auto known = std::ranges::find_if(
-      planned_, [&](const Planned& one) { return same(one.request, request); });
+  const auto known = std::ranges::find(planned_, request, &Planned::request);
   if (known != planned_.end()) {
     std::rotate(known, known + 1, planned_.end());
     return planned_.back().plan;
@@ -241,16 +216,14 @@ void Ranks::note_forward(std::shared_ptr<LayerKinds> kinds) {
   forwards_.push_back(std::move(kinds));
 }
 
-LayerKinds Ranks::usual_kinds() const {
+LayerKinds Ranks::usual_kinds(const std::optional<LayerKind>& first) const {
   LayerKinds usual;
-  for (const auto& of_forward : forwards_) add_missing(usual, *of_forward);
-  return usual;
-}
-
-LayerKinds Ranks::usual_kinds(const LayerKind& first) const {
-  LayerKinds usual{first};
+  if (first) usual.push_back(*first);
   for (const auto& of_forward : forwards_) {
-    if (std::ranges::find(*of_forward, first) != of_forward->end()) add_missing(usual, *of_forward);
+    if (first && std::ranges::find(*of_forward, *first) == of_forward->end()) continue;
+    for (const LayerKind& kind : *of_forward) {
+      if (std::ranges::find(usual, kind) == usual.end()) usual.push_back(kind);
+    }
   }
   return usual;
 }

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -113,8 +114,7 @@ class Ranks {
   void note_forward(std::shared_ptr<LayerKinds> kinds);
   /// The kinds of layers of the latest forwards, or of those that had `first`, which then leads.
   /// Forwards are alike, so the next one is planned for all of them when it begins.
-  LayerKinds usual_kinds() const;
-  LayerKinds usual_kinds(const LayerKind& first) const;
+  LayerKinds usual_kinds(const std::optional<LayerKind>& first = std::nullopt) const;
 
  private:
   struct Made {

@@ -1,8 +1,44 @@
 #include "distca/train/agreed_plans.h"
 
-#include "distca/train/same_plan.h"
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "distca/comm/collectives.h"
 
 namespace distca {
+namespace {
+
+struct RankPlan {
+  PlanWord word;
+  int32_t failed = 0;
+  ErrorKind kind = ErrorKind::kData;  // kind of the failure
+};
+
+}  // namespace
+
+PlanWord compare_plans(Communicator& comm, const PlanWord& mine, std::optional<Error>* failure) {
+  RankPlan report{.word = mine};
+  if (*failure) report = {.word = {}, .failed = 1, .kind = (*failure)->kind()};
+  const std::vector<RankPlan> all = all_gather(comm, report, "plan hash");
+  if (const auto first = std::ranges::find(all, 1, &RankPlan::failed); first != all.end()) {
+    const std::vector<std::string> why = all_gather_texts(comm, *failure ? (*failure)->what() : "",
+                                                          "reporting why there is no plan");
+    *failure = Error(first->kind, "{}", why[first - all.begin()]);
+    return {};
+  }
+  PlanWord sum{.hash = mine.hash};
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    const PlanWord& word = all[rank].word;
+    DISTCA_CHECK(word.hash == mine.hash,
+                 "rank {} has another plan ({:016x}) than rank {} ({:016x})", rank, word.hash,
+                 comm.rank(), mine.hash);
+    sum.bad_tokens += word.bad_tokens;
+    sum.targets_left_out += word.targets_left_out;
+    sum.stop_signal = std::max(sum.stop_signal, word.stop_signal);
+  }
+  return sum;
+}
 
 std::optional<PlannedBatch> AgreedPlans::next(ProgramRequest::Kind kind, Speeds speeds,
                                               int stop_signal) {

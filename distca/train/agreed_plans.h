@@ -1,5 +1,7 @@
 #pragma once
-// The planned batches of a rank, each of which all ranks have planned alike, or none has.
+// The planned batches of a rank, each of which all ranks have planned alike, or none has: every
+// rank plans for itself, and before a plan is used, the ranks compare its hash, or get the reason
+// why there is none.
 //
 //     AgreedPlans plans(plan_next, speeds, comm);
 //     const std::optional<PlannedBatch> planned = plans.next(kind, speeds);
@@ -7,6 +9,7 @@
 //
 // Thread rule: one thread; all ranks make the same calls in the same order.
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 
@@ -15,6 +18,18 @@
 #include "distca/train/plan_ahead.h"
 
 namespace distca {
+
+/// One rank's facts on the plans of a batch, which all ranks exchange.
+struct PlanWord {
+  uint64_t hash = 0;  // hash of the plans
+  int64_t bad_tokens = 0, targets_left_out = 0;
+  int64_t stop_signal = 0;  // by which the rank was asked to stop, or 0
+};
+
+/// Exchanges the words of all ranks, which call it together. Returns the sums of the counts and the
+/// largest signal, which is 0 if there is a failure. It is a CHECK that all have the same hash. If
+/// a rank has a `failure` in place of a plan, all get the failure of the first such rank instead.
+PlanWord compare_plans(Communicator& comm, const PlanWord& mine, std::optional<Error>* failure);
 
 class AgreedPlans {
  public:

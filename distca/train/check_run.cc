@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <string_view>
+#include <vector>
 
 #include "distca/base/build_info.h"
 #include "distca/base/error.h"
 #include "distca/comm/collectives.h"
+#include "distca/comm/device_facts.h"
 #include "distca/comm/nccl/nccl_library.h"
 #include "distca/forecast/checked_data.h"
 #include "distca/forecast/memory_cap.h"
@@ -55,15 +57,10 @@ void check_means(const Config& config) {
 }
 
 int64_t check_run(const Config& config, int num_workers, LocalRanks local) {
-  return check_run(config, num_workers, local,
-                   config.on_cuda() ? visible_devices() : std::vector<DeviceFacts>());
-}
-
-int64_t check_run(const Config& config, int num_workers, LocalRanks local,
-                  const std::vector<DeviceFacts>& devices) {
   check_means(config);
-  // First of all: what follows may take long where too much is asked for.
   const bool on_cpu = !config.on_cuda();
+  const std::vector<DeviceFacts> devices = on_cpu ? std::vector<DeviceFacts>() : visible_devices();
+  // First of all: what follows may take long where too much is asked for.
   if (on_cpu) check_memory(memory_needed(config, num_workers, local), local, memory_limit());
   check_device_memory(config, num_workers, local, devices, nullptr);
   const BatchPlans plans =

@@ -6,10 +6,8 @@
 //     // start the ranks, each of which calls train()
 
 #include <cstdint>
-#include <vector>
 
 #include "distca/comm/communicator.h"
-#include "distca/comm/device_facts.h"
 #include "distca/config/config.h"
 #include "distca/forecast/memory.h"
 
@@ -17,12 +15,9 @@ namespace distca {
 
 /// Checks everything that can be known to be wrong before any rank starts: the data set, the
 /// vocabulary, the names of layout and scheduler, and whether this machine's memory suffices for
-/// `local`, its ranks; on CUDA the memory of `devices`, those that this process sees, unless there
-/// are none. The output directory is checked in run_folder.h. Throws Error; writes nothing. Returns
-/// the device_cap() of the local ranks (forecast/memory_cap.h).
-int64_t check_run(const Config& config, int num_workers, LocalRanks local,
-                  const std::vector<DeviceFacts>& devices);
-/// Checks the run with the devices that this process sees, on the CPU with none.
+/// `local`, its ranks; on CUDA the memory of the devices that this process sees, unless there are
+/// none. The output directory is checked in run_folder.h. Throws Error; writes nothing. Returns the
+/// device_cap() of the local ranks (forecast/memory_cap.h).
 int64_t check_run(const Config& config, int num_workers, LocalRanks local);
 
 /// Checks what any verb with ranks needs of a configuration: that a data set is named, and that the

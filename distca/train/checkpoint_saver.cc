@@ -83,18 +83,11 @@ struct Owned {
   std::vector<size_t> weights;      // [piece] its weight among those of the rank's stage
 };
 
-/// Decides which rank writes which pieces.
-struct Owners {
-  LlamaConfig model;
-  StepOptions options;
-  RunGrid run;
-
-  /// Returns the rank's pieces of the weights that its stage keeps: an even share, as each replica
-  /// of the stage has, or, under ZeRO-1, what this rank alone has.
-  Owned of(int rank) const;
-};
-
-Owned Owners::of(int rank) const {
+/// Returns the rank's pieces of the weights that its stage keeps: an even share, as each replica of
+/// the stage has, or, under ZeRO-1, what this rank alone has.
+Owned owned_by(const Config& config, const RunGrid& run, int rank) {
+  const LlamaConfig& model = config.model;
+  const StepOptions options = step_options(config);
   const Stage stage = run.stage_of(rank);
   const int server = run.server_of(rank);
   const std::vector<Weight> table = weight_table(model, stage);
@@ -125,14 +118,9 @@ Owned Owners::of(int rank) const {
   return owned;
 }
 
-Owners owners(const Config& config, const RunGrid& run) {
-  return {.model = config.model, .options = step_options(config), .run = run};
-}
-
-/// Adds the pieces of one rank's file to the index, with what the file says about them.
-void add_file(const fs::path& folder, int owner, const Owners& owners, CheckpointIndex& index) {
-  const std::string name = file_of(owner);
-  const std::vector<StoredPiece> pieces = owners.of(owner).pieces;
+/// Adds the pieces of one rank's file, `name`, to the index, with what the file says about them.
+void add_file(const fs::path& folder, const std::string& name,
+              const std::vector<StoredPiece>& pieces, CheckpointIndex& index) {
   if (pieces.empty()) return;
   const SafetensorsFile file(folder / name);
   const std::string& hashes = file.metadata().at(kHashes);
@@ -231,7 +219,7 @@ CheckpointSaver::CheckpointSaver(const Config& config, RunFacts facts, std::stri
   if (!config.checkpoint.async || config.checkpoint.every_steps == 0 || !writes()) return;
   // Filled, so that the first save does not wait for its pages.
   int64_t elements = 0;
-  for (const StoredPiece& piece : owners(config, writers_).of(comm.rank()).pieces)
+  for (const StoredPiece& piece : owned_by(config, writers_, comm.rank()).pieces)
     elements += piece.range.size();
   const ScalarType type = stored_weights(config.model)[0].type;
   copy_ = std::make_unique<at::Tensor>(at::zeros({elements}, aten_type(type)));
@@ -256,11 +244,9 @@ bool CheckpointSaver::is_due(int64_t step) const {
 
 void CheckpointSaver::begin(int64_t step, Json trainer, Optimizer* optimizer, bool beside,
                             bool before_bad_step) {
-  const Stopwatch watch;
   // Nobody touches the next checkpoint before rank 0 has completed this one: so a run that has
   // completed one always has one.
-  if (has_begun_) wait_for_all();
-  has_begun_ = true;
+  finish();
   since_begin_.restart();
   said_failed_ = false;
   before_bad_step_ = before_bad_step;
@@ -275,7 +261,7 @@ void CheckpointSaver::begin(int64_t step, Json trainer, Optimizer* optimizer, bo
            .hugging_face = config_.model.to_hugging_face(config_.batch.max_document_tokens),
            .tensors = stored_weights(config_.model)};
   if (optimizer && writes()) start_writing(*optimizer, beside);
-  figures_.held_up_s += watch.seconds();
+  figures_.held_up_s += since_begin_.seconds();
 }
 
 CheckpointFigures CheckpointSaver::figures() {
@@ -286,19 +272,17 @@ CheckpointFigures CheckpointSaver::figures() {
 
 void CheckpointSaver::start_writing(Optimizer& optimizer, bool beside) {
   const std::string name = file_of(comm_.rank());
-  auto [pieces, weights] = owners(config_, writers_).of(comm_.rank());
+  auto [pieces, weights] = owned_by(config_, writers_, comm_.rank());
   if (pieces.empty()) return;
   std::vector<at::Tensor> sources;
-  for (size_t i = 0; i < pieces.size(); ++i)
+  int64_t begin = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
     sources.push_back(optimizer.state(pieces[i].part, weights[i], pieces[i].range));
-  if (beside) {
-    int64_t begin = 0;
-    for (at::Tensor& source : sources) {
-      const at::Tensor place = copy_->narrow(0, begin, source.numel());
-      begin += source.numel();
-      read_to(place, source);
-      source = place;
-    }
+    if (!beside) continue;
+    const at::Tensor place = copy_->narrow(0, begin, sources[i].numel());
+    read_to(place, sources[i]);
+    sources[i] = place;
+    begin += place.numel();
   }
   writing_ = in_background([path = unfinished_checkpoint(run_, head_.step) / name, index = head_,
                             pieces = std::move(pieces), sources = std::move(sources)] {
@@ -307,45 +291,34 @@ void CheckpointSaver::start_writing(Optimizer& optimizer, bool beside) {
 }
 
 SaveReport CheckpointSaver::report() {
-  using State = SaveReport::State;
   look_at_completion();
-  if (!under_way()) return {State::kNothing};
-  if (!writing_.valid()) return {said_failed_ ? State::kFailed : State::kWritten};
-  if (!is_ready(writing_)) return {State::kWriting};
-  const std::string why = writing_.get();
-  if (why.empty()) return {State::kWritten};
-  said_failed_ = true;
-  say_failed(head_.step, why);
-  return {State::kFailed};
+  if (writing_.valid() && !is_ready(writing_)) return SaveReport::kWriting;
+  if (const std::string why = writing_.valid() ? writing_.get() : ""; !why.empty()) {
+    said_failed_ = true;
+    say_failed(head_.step, why);
+  }
+  return said_failed_ ? SaveReport::kFailed : SaveReport::kWritten;
 }
 
 void CheckpointSaver::on_reports(const std::vector<SaveReport>& all) {
-  using State = SaveReport::State;
-  if (!under_way()) return;
-  const auto any = [&](State state) {
-    return std::ranges::any_of(all, [&](const SaveReport& r) { return r.state == state; });
-  };
-  if (any(State::kWriting)) return;
-  const bool failed = any(State::kFailed);
-  if (failed) ++figures_.num_failed;
-  gives_up_ = failed;
+  if (!under_way() || std::ranges::count(all, SaveReport::kWriting) > 0) return;
+  gives_up_ = std::ranges::count(all, SaveReport::kFailed) > 0;
+  if (gives_up_) ++figures_.num_failed;
   completing_step_ = head_.step;
-  if (comm_.rank() == 0) failed ? start_giving_up() : start_completing();
+  if (comm_.rank() == 0) start_ending();
   head_ = {};
 }
 
-void CheckpointSaver::start_completing() {
-  completing_ = in_background([run = run_, index = head_, owners = owners(config_, writers_),
-                               marks = before_bad_step_]() mutable {
-    for (int owner = 0; owner < owners.run.num_workers(); ++owner)
-      add_file(unfinished_checkpoint(run, index.step), owner, owners, index);
+void CheckpointSaver::start_ending() {
+  completing_ = in_background([run = run_, index = head_, config = config_, writers = writers_,
+                               marks = before_bad_step_, gives_up = gives_up_]() mutable {
+    if (gives_up) return give_up_checkpoint(run, index.step);
+    for (int rank = 0; rank < writers.num_workers(); ++rank)
+      add_file(unfinished_checkpoint(run, index.step), file_of(rank),
+               owned_by(config, writers, rank).pieces, index);
     if (marks) mark_bad_step(run, index.step);
     complete_checkpoint(run, index);
   });
-}
-
-void CheckpointSaver::start_giving_up() {
-  completing_ = in_background([run = run_, step = head_.step] { give_up_checkpoint(run, step); });
 }
 
 void CheckpointSaver::look_at_completion() {
@@ -393,12 +366,6 @@ Error CheckpointSaver::too_slow(int64_t step, const std::string& what) {
 
 bool CheckpointSaver::finish() {
   const Stopwatch watch;
-  const bool succeeded = wait_for_all();
-  figures_.held_up_s += watch.seconds();
-  return succeeded;
-}
-
-bool CheckpointSaver::wait_for_all() {
   constexpr const char* kOperation = "saving a checkpoint";
   const int64_t failed = figures_.num_failed;
   // Returns the first rank whose work is not done in time, or -1 if there is none.
@@ -418,6 +385,7 @@ bool CheckpointSaver::wait_for_all() {
   if (wait(completing_) >= 0)
     throw too_slow(completing_step_, "rank 0 did not complete the checkpoint");
   look_at_completion();
+  figures_.held_up_s += watch.seconds();
   return figures_.num_failed == failed;
 }
 

@@ -33,18 +33,11 @@
 #include "distca/train/optimizer.h"
 #include "distca/train/resume.h"
 
-namespace at {
-class Tensor;
-}
-
 namespace distca {
 
-class CheckpointReader;
-
-/// The state of a rank's part of the save that is under way, which it reports to the others.
-struct SaveReport {
-  enum class State : int32_t { kNothing, kWriting, kWritten, kFailed } state = State::kNothing;
-};
+/// The state of a rank's part of the save that is under way, which it reports to the others. Where
+/// there is nothing to write, it is written.
+enum class SaveReport : int32_t { kWritten, kWriting, kFailed };
 
 class CheckpointSaver {
  public:
@@ -104,10 +97,8 @@ class CheckpointSaver {
  private:
   bool under_way() const { return head_.step != 0; }
   bool writes() const { return comm_.rank() < writers_.num_workers(); }
-  bool wait_for_all();
   void start_writing(Optimizer& optimizer, bool beside);
-  void start_completing();
-  void start_giving_up();
+  void start_ending();
   void look_at_completion();
   void remove_older();
   void remove(std::function<void()> work);
@@ -126,8 +117,7 @@ class CheckpointSaver {
   int64_t removes_before_ = 0;  // on rank 0: the step of a complete checkpoint of which it is not
                                 // known yet whether it may remove older ones, or 0
   bool said_failed_ = false;
-  bool hangs_ = false;      // work on a save did not end in time, so nobody waits for it any more
-  bool has_begun_ = false;  // this start of the run has begun a save
+  bool hangs_ = false;  // work on a save did not end in time, so nobody waits for it any more
   CheckpointFigures figures_;
   Stopwatch since_begin_;
   double last_save_s_ = 0;

@@ -8,10 +8,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 #include <thread>
 
 #include "distca/base/clock.h"
-#include "distca/base/hash.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/ordered_sum.h"
@@ -35,10 +35,8 @@ void wait_for(const at::Device& device) {
 double share_of_a_core(Communicator& comm, int64_t threads_per_rank, const char* operation) {
   char host[256] = {};
   gethostname(host, sizeof(host) - 1);
-  Fnv1a64 hash;
-  hash.add(host);
   const int64_t ranks_here =
-      std::ranges::count(all_gather(comm, hash.value(), operation), hash.value());
+      std::ranges::count(all_gather_texts(comm, host, operation), std::string_view(host));
   const double cores = std::max(1u, std::thread::hardware_concurrency());
   return std::min(1.0, cores / static_cast<double>(ranks_here * threads_per_rank));
 }

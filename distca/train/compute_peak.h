@@ -3,8 +3,6 @@
 // compute, with which the rate of a training step is compared, and on a CUDA device what
 // train.deterministic costs attention.
 
-#include <string>
-
 #include "distca/comm/communicator.h"
 #include "distca/config/config.h"
 #include "distca/report/run_summary.h"

@@ -10,11 +10,6 @@
 #include "distca/runtime/tensor_rows.h"
 
 namespace distca {
-namespace {
-
-constexpr int64_t kFirstTokens = 32;  // tokens for which there is room from the beginning
-
-}  // namespace
 
 struct Decoder::Cache {
   at::Tensor k, v;  // [as many tokens as there is room for, G, D]
@@ -27,6 +22,7 @@ Decoder::Decoder(const Llama& model, int64_t max_tokens, int threads)
       kernel_(KernelRequest{.shape = model.config().attention_shape(),
                             .type = model.config().dtype,
                             .threads = threads}) {
+  constexpr int64_t kFirstTokens = 32;  // for which there is room from the beginning
   const LlamaConfig& config = model.config();
   const auto rows = [&] {
     return at::empty(

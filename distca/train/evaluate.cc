@@ -9,6 +9,7 @@
 #include "distca/checkpoint/reader.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/long_work.h"
+#include "distca/comm/ordered_sum.h"
 #include "distca/config/run_grid.h"
 #include "distca/forecast/data_split.h"
 #include "distca/model/hugging_face.h"
@@ -69,7 +70,7 @@ std::optional<PositionLosses> evaluate(Step& step, size_t num_batches,
     // One after the other: how many are played together makes no difference to the bits.
     for (const PositionLosses& more : step.evaluate(planned->input).losses) losses += more;
   }
-  sum_over_ranks(comm, losses);
+  ordered_sum(comm, losses.values(), "validation loss");
   return losses;
 }
 

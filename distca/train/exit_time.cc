@@ -3,13 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
-#include <chrono>
 #include <cmath>
 #include <limits>
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/base/text.h"
 
 namespace distca {
 namespace {
@@ -29,19 +28,10 @@ constexpr double kStatesOfWeight = 3;
 double launch_begin_s(const std::optional<std::string>& started_at) {
   const double now_s = steady_seconds();
   if (!started_at) return now_s;
-  double started_s = 0;
-  const char* const end = started_at->data() + started_at->size();
-  const auto [rest, error] = std::from_chars(started_at->data(), end, started_s);
-  DISTCA_THROW_IF(error != std::errc() || rest != end || !std::isfinite(started_s),
-                  ErrorKind::kUsage, "DISTCA_STARTED_AT = {}: Unix seconds, as date +%s gives them",
-                  *started_at);
-  const double unix_s =
-      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  return now_s - std::max(0.0, unix_s - started_s);
-}
-
-std::string describe_exit_duration(const Config& config) {
-  return fmt::format("train.exit_duration_in_mins = {:g}", config.train.exit_duration_in_mins);
+  const std::optional<double> started_s = to_number<double>(*started_at);
+  DISTCA_THROW_IF(!started_s || !std::isfinite(*started_s), ErrorKind::kUsage,
+                  "DISTCA_STARTED_AT = {}: Unix seconds, as date +%s gives them", *started_at);
+  return now_s - std::max(0.0, wall_seconds() - *started_s);
 }
 
 ExitTime::ExitTime(const Config& config, double begin_s, bool validates, int num_workers)

@@ -21,9 +21,6 @@ namespace distca {
 /// machine's clock. Throws Error(kUsage) if it is no such number.
 double launch_begin_s(const std::optional<std::string>& started_at);
 
-/// "train.exit_duration_in_mins = 30", for the line on a run that it ended.
-std::string describe_exit_duration(const Config& config);
-
 class ExitTime {
  public:
   /// `begin_s` is launch_begin_s(). `validates` is true if there is something to validate on.

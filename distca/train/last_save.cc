@@ -9,7 +9,6 @@
 #include "distca/checkpoint/folder.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/long_work.h"
-#include "distca/train/same_plan.h"
 #include "distca/train/same_weights.h"
 
 namespace distca {
@@ -33,7 +32,7 @@ std::string older(const LastState& last, const Config& config, Communicator& com
     if (!found && folder.filename() == "checkpoints")
       found = newest_good(folder.parent_path(), last.step - 1);
   });
-  return text_of_rank(comm, 0, found ? found->folder.string() : "", "looking for a checkpoint");
+  return all_gather_texts(comm, found ? found->folder.string() : "", "looking for a checkpoint")[0];
 }
 
 /// Saves the state if it is finite and not saved yet. Returns words that say so, or why not.

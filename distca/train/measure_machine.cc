@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,17 +39,12 @@ constexpr const char* kInSteps = "measured in steps of the run";
 /// Figures of all ranks for steps of one size: [rank].
 using RankFigures = std::vector<Json>;
 
-struct PhaseSum {
-  double seconds = 0, flops = 0;
-  int64_t ops = 0, tokens = 0;
-};
-
 /// Adds a point to each phase of these steps: the mean over the ranks that have it.
 void add_points(const RankFigures& ranks, std::map<std::string, PhaseTimes>& all) {
-  std::map<std::string, PhaseSum> sums;
+  std::map<std::string, TimedSteps::Sum> sums;
   for (const Json& rank : ranks) {
     for (const auto& [name, figures] : rank["phases"].items()) {
-      PhaseSum& sum = sums[name];
+      TimedSteps::Sum& sum = sums[name];
       sum.seconds += figures["s"].get<double>();
       sum.flops += figures["flops"].get<double>();
       sum.ops += figures["ops"].get<int64_t>();
@@ -64,9 +60,7 @@ void add_points(const RankFigures& ranks, std::map<std::string, PhaseTimes>& all
       const size_t mark = is_backward ? std::string(kBackwardMark).size() : 0;
       times = {.phase = name.substr(0, name.size() - mark),
                .pass = is_backward ? Pass::kBackward : Pass::kForward,
-               .flops_per_token = std::llround(sum.flops / static_cast<double>(sum.tokens)),
-               .tokens = {},
-               .ns = {}};
+               .flops_per_token = std::llround(sum.flops / static_cast<double>(sum.tokens))};
     }
     const int64_t tokens = sum.tokens / sum.ops;
     if (!times.tokens.empty() && tokens <= times.tokens.back()) continue;
@@ -79,9 +73,7 @@ void add_points(const RankFigures& ranks, std::map<std::string, PhaseTimes>& all
 /// The sum of a figure over all steps and ranks.
 double sum_of(const std::vector<RankFigures>& steps, const std::string& figure) {
   double sum = 0;
-  for (const RankFigures& ranks : steps) {
-    for (const Json& rank : ranks) sum += rank["sums"].value(figure, 0.);
-  }
+  for (const Json& rank : std::views::join(steps)) sum += rank["sums"].value(figure, 0.);
   return sum;
 }
 
@@ -89,17 +81,15 @@ double sum_of(const std::vector<RankFigures>& steps, const std::string& figure) 
 /// all steps and ranks, in which neither is below 0.
 std::pair<double, double> issue_prices(const std::vector<RankFigures>& steps) {
   double nn = 0, nb = 0, bb = 0, ns = 0, bs = 0;  // sums of products
-  for (const RankFigures& ranks : steps) {
-    for (const Json& rank : ranks) {
-      const double n = rank["sums"].value("issue", 0.);
-      const double b = 1e9 * rank["sums"].value("issue_gb", 0.);
-      const double s = rank["sums"].value("issue_s", 0.);
-      nn += n * n;
-      nb += n * b;
-      bb += b * b;
-      ns += n * s;
-      bs += b * s;
-    }
+  for (const Json& rank : std::views::join(steps)) {
+    const double n = rank["sums"].value("issue", 0.);
+    const double b = 1e9 * rank["sums"].value("issue_gb", 0.);
+    const double s = rank["sums"].value("issue_s", 0.);
+    nn += n * n;
+    nb += n * b;
+    bb += b * b;
+    ns += n * s;
+    bs += b * s;
   }
   const double determinant = nn * bb - nb * nb;
   if (nn == 0) return {0, 0};
@@ -257,10 +247,7 @@ Machine measure_machine(const Config& config, Communicator& comm,
   if (comm.rank() != 0) return {};
   Machine machine{.name = fmt::format("{}, {} ranks", cpu_name(), comm.size()),
                   .attention = std::move(profile),
-                  .numbers = {},
-                  .phases = {},
-                  .settings = phase_settings(config),
-                  .check = {}};
+                  .settings = phase_settings(config)};
   set_phases(figures, machine);
   set_operations(figures, machine);
   set_wire(wire, machine);

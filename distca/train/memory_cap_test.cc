@@ -118,9 +118,7 @@ TEST(DeviceCap, is_recorded_and_a_run_that_goes_on_with_another_says_so) {
   Config config = on_devices({});
   const auto facts = [&](int64_t cap) {
     config.device_cap_bytes = cap;
-    return RunFacts{.config = config_texts(config),
-                    .machine = machine_texts(config, {}, 2),
-                    .data = "3 documents"};
+    return run_facts(config, {.data = "3 documents"}, 2);
   };
   const RunFacts before = facts(2 * kGib);
   CheckpointIndex index;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <ranges>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -52,12 +53,18 @@ struct Optimizer::State {
   double lr = 0, scale = 1;
 
   bool keeps_main_params() const { return main_params.defined(); }
-  const at::Tensor& moments(StatePart part) const {
-    return part == StatePart::kExpAvg ? exp_avg : exp_avg_sq;
+  const at::Tensor& kept(StatePart part) const {
+    return part == StatePart::kWeight   ? main_params
+           : part == StatePart::kExpAvg ? exp_avg
+                                        : exp_avg_sq;
   }
-  at::Tensor parameter_part(const Piece& piece) const {
-    return weights.parameters[piece.weight].detach().view({-1}).narrow(0, piece.elements.begin,
-                                                                       piece.elements.size());
+  /// The pieces of all buckets, in their order.
+  auto pieces() const {
+    return buckets | std::views::transform(&Bucket::pieces) | std::views::join;
+  }
+  at::Tensor parameter_part(size_t weight, const Range& elements) const {
+    return weights.parameters[weight].detach().view({-1}).narrow(0, elements.begin,
+                                                                 elements.size());
   }
   at::Tensor state_part(const at::Tensor& state, const Piece& piece) const {
     return state.narrow(0, piece.in_state, piece.elements.size());
@@ -97,7 +104,7 @@ void Optimizer::State::cut_into_pieces() {
 void Optimizer::State::add_to_group(Bucket& bucket, const Piece& piece) {
   Group& group = bucket.groups[weights.table[piece.weight].decays() ? 0 : 1];
   group.parameters.push_back(keeps_main_params() ? state_part(main_params, piece)
-                                                 : parameter_part(piece));
+                                                 : parameter_part(piece.weight, piece.elements));
   group.gradients.push_back(gradients.narrow(0, piece.in_flat, piece.elements.size()));
   group.exp_avg.push_back(state_part(exp_avg, piece));
   group.exp_avg_sq.push_back(state_part(exp_avg_sq, piece));
@@ -105,10 +112,8 @@ void Optimizer::State::add_to_group(Bucket& bucket, const Piece& piece) {
 }
 
 const Piece& Optimizer::State::piece_of(size_t weight, const Range& elements) const {
-  for (const Bucket& bucket : buckets) {
-    for (const Piece& piece : bucket.pieces) {
-      if (piece.weight == weight && piece.elements.contains(elements)) return piece;
-    }
+  for (const Piece& piece : pieces()) {
+    if (piece.weight == weight && piece.elements.contains(elements)) return piece;
   }
   DISTCA_CHECK(false, "this rank does not hold elements {} to {} of {}", elements.begin,
                elements.end, weights.table[weight].name);
@@ -156,7 +161,6 @@ Optimizer::Optimizer(const Llama& model, uint64_t seed, const Config::Optimizer&
                  .initial = [seed](const Weight& weight) { return initial_weight(weight, seed); }},
                 options, std::move(gradients)) {}
 
-Optimizer::Optimizer(Optimizer&&) noexcept = default;
 Optimizer::~Optimizer() = default;
 
 const std::shared_ptr<const GradientExchange>& Optimizer::exchange() const {
@@ -189,7 +193,7 @@ void Optimizer::update(size_t index) {
   }
   if (!s.keeps_main_params()) return;
   for (const Piece& piece : bucket.pieces)
-    s.parameter_part(piece).copy_(s.state_part(s.main_params, piece));
+    s.parameter_part(piece.weight, piece.elements).copy_(s.state_part(s.main_params, piece));
 }
 
 int64_t Optimizer::updates() const { return std::llround(host_number(state_->updates)); }
@@ -197,16 +201,13 @@ void Optimizer::set_updates(int64_t updates) { state_->updates.fill_(updates); }
 
 at::Tensor Optimizer::state(StatePart part, size_t weight, const Range& elements) const {
   const State& s = *state_;
-  const bool in_parameters = part == StatePart::kWeight && !s.keeps_main_params();
-  if (in_parameters) {
-    return s.weights.parameters[weight].detach().view({-1}).narrow(0, elements.begin,
-                                                                   elements.size());
-  }
+  if (part == StatePart::kWeight && !s.keeps_main_params())
+    return s.parameter_part(weight, elements);
   if (!s.exchange->distributed_optimizer)
-    return s.moments(part).narrow(0, s.layout.begins[weight] + elements.begin, elements.size());
+    return s.kept(part).narrow(0, s.layout.begins[weight] + elements.begin, elements.size());
   const Piece& piece = s.piece_of(weight, elements);
-  const at::Tensor& state = part == StatePart::kWeight ? s.main_params : s.moments(part);
-  return state.narrow(0, piece.in_state + elements.begin - piece.elements.begin, elements.size());
+  return s.kept(part).narrow(0, piece.in_state + elements.begin - piece.elements.begin,
+                             elements.size());
 }
 
 void Optimizer::load(StatePart part, size_t weight, const at::Tensor& held) {
@@ -215,21 +216,17 @@ void Optimizer::load(StatePart part, size_t weight, const at::Tensor& held) {
   if (part == StatePart::kWeight) s.weights.parameters[weight].detach().copy_(held);
   if (part == StatePart::kWeight && !s.keeps_main_params()) return;
   const at::Tensor flat = held.reshape({-1});
-  for (const Bucket& bucket : s.buckets) {
-    for (const Piece& piece : bucket.pieces) {
-      if (piece.weight != weight) continue;
-      s.state_part(part == StatePart::kWeight ? s.main_params : s.moments(part), piece)
-          .copy_(flat.narrow(0, piece.elements.begin, piece.elements.size()));
-    }
+  for (const Piece& piece : s.pieces()) {
+    if (piece.weight != weight) continue;
+    s.state_part(s.kept(part), piece)
+        .copy_(flat.narrow(0, piece.elements.begin, piece.elements.size()));
   }
 }
 
 std::vector<Range> Optimizer::updated_elements(size_t weight) const {
   std::vector<Range> elements;
-  for (const Bucket& bucket : state_->buckets) {
-    for (const Piece& piece : bucket.pieces) {
-      if (piece.weight == weight) elements.push_back(piece.elements);
-    }
+  for (const Piece& piece : state_->pieces()) {
+    if (piece.weight == weight) elements.push_back(piece.elements);
   }
   return elements;
 }
@@ -262,11 +259,9 @@ void Optimizer::gather_weights(Communicator& workers) {
 std::vector<at::Tensor> Optimizer::gather_main_params(Communicator& workers) {
   State& s = *state_;
   const int mine = workers.rank(), first = s.exchange->groups.front().front();
-  for (const Bucket& bucket : s.buckets) {
-    for (const Piece& piece : bucket.pieces) {
-      s.gradients.narrow(0, piece.in_flat, piece.elements.size())
-          .copy_(state(StatePart::kWeight, piece.weight, piece.elements));
-    }
+  for (const Piece& piece : s.pieces()) {
+    s.gradients.narrow(0, piece.in_flat, piece.elements.size())
+        .copy_(state(StatePart::kWeight, piece.weight, piece.elements));
   }
   for (const GradientBucket& bucket : s.exchange->buckets) {
     if (!s.exchange->distributed_optimizer) break;  // all replicas have all of it

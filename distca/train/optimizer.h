@@ -50,7 +50,6 @@ class Optimizer {
   /// Makes the optimizer of a model's weights. `seed` is the one that the model was drawn with.
   Optimizer(const Llama& model, uint64_t seed, const Config::Optimizer& options,
             std::shared_ptr<const GradientExchange> gradients);
-  Optimizer(Optimizer&&) noexcept;
   ~Optimizer();
 
   const std::shared_ptr<const GradientExchange>& exchange() const;

@@ -6,7 +6,7 @@
 #include "distca/base/error.h"
 #include "distca/config/run_grid.h"
 #include "distca/forecast/batch_programs.h"
-#include "distca/forecast/plan_figures.h"
+#include "distca/forecast/plan_request.h"
 #include "distca/program/validate/validate.h"
 
 namespace distca {
@@ -26,22 +26,6 @@ std::vector<LocalTokens> tokens_of(const Config& config, const DataBlend& data, 
   return tokens;
 }
 
-/// This rank's program, checked; `validate_s`: what that took.
-Program checked_program(const Config& config, const BatchPlans& plans, const StepBatch& batch,
-                        int rank, int num_workers,
-                        const std::shared_ptr<const GradientExchange>& gradients,
-                        double* validate_s) {
-  const BatchPrograms programs(config, plans, batch.kind, num_workers);
-  const bool sums = gradients && batch.kind == ProgramRequest::Kind::kTrain;
-  Program program = sums ? programs.of(rank, gradients) : programs.of(rank);
-  const Stopwatch watch;
-  std::vector<std::string> violations = validate(program);
-  if (violations.empty() && batch.checks_all_ranks) violations = programs.violations();
-  DISTCA_CHECK(violations.empty(), "a wrong program was made: {}", violations[0]);
-  *validate_s = watch.seconds();
-  return program;
-}
-
 }  // namespace
 
 PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepBatch& step_batch,
@@ -53,13 +37,10 @@ PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepB
                                             step_batch.kind == ProgramRequest::Kind::kTrain);
   check_plans(config, plans);
   PlannedBatch planned{.kind = step_batch.kind};
-  planned.figures.hash = plans_hash(plans);
   planned.figures.speeds_from_step = speeds.from_step;
   const RunGrid run = run_grid(config, num_workers);
-  std::vector<RankSample> work;
-  add_plan_figures(config, batch, plans, num_workers, &planned.figures, &work);
   const int server = run.server_of(rank);
-  planned.work = work[server];
+  planned.work = add_plan_figures(config, batch, plans, num_workers, &planned.figures)[server];
   planned.input.tokens = tokens_of(config, data, batch, plans, run, server);
   if (run.grid.stage(server) == 0 && run.tensor_index(rank) == 0) {
     for (const LocalTokens& tokens : planned.input.tokens) {
@@ -67,8 +48,14 @@ PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepB
       planned.targets_left_out += tokens.targets_left_out;
     }
   }
-  planned.input.program = checked_program(config, plans, step_batch, rank, num_workers, gradients,
-                                          &planned.figures.validate_s);
+  const BatchPrograms programs(config, plans, step_batch.kind, num_workers);
+  const bool sums = gradients && step_batch.kind == ProgramRequest::Kind::kTrain;
+  planned.input.program = sums ? programs.of(rank, gradients) : programs.of(rank);
+  const Stopwatch validating;
+  std::vector<std::string> violations = validate(planned.input.program);
+  if (violations.empty() && step_batch.checks_all_ranks) violations = programs.violations();
+  DISTCA_CHECK(violations.empty(), "a wrong program was made: {}", violations[0]);
+  planned.figures.validate_s = validating.seconds();
   if (const int64_t of_node = config.cluster.ranks_per_node; of_node > 0)
     planned.bytes_between_nodes = bytes_between_nodes(planned.input.program, rank, of_node);
   planned.figures.plan_s = watch.seconds();

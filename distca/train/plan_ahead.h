@@ -12,15 +12,12 @@
 #include <functional>
 #include <future>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "distca/batch/batch_stream.h"
 #include "distca/batch/data_blend.h"
 #include "distca/config/config.h"
 #include "distca/cost/speed_meter.h"
-#include "distca/forecast/plan_request.h"
-#include "distca/report/metrics.h"
+#include "distca/forecast/plan_figures.h"
 #include "distca/train/step.h"
 
 namespace distca {

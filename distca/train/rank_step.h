@@ -17,7 +17,7 @@ namespace distca {
 struct RankStep {
   double loss_sum = 0, grad_norm = 0;
   StepOutcome outcome;
-  SaveReport save;
+  SaveReport save = SaveReport::kWritten;
   int stop_signal = 0;        // that this rank was sent
   bool ends_in_time = false;  // by its ExitTime this step must be the last; rank 0's counts
   ExchangeBytes bytes;

@@ -5,7 +5,6 @@
 #include <torch/version.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <random>
 #include <string_view>
@@ -46,6 +45,11 @@ std::vector<std::string> varies_between_runs(const std::map<std::string, std::st
   return keys;
 }
 
+void warn_passed_over(const Error& damage) {
+  standard_error().line(
+      fmt::format("warning: {}; the checkpoint before it is looked at", damage.what()));
+}
+
 /// The newest of a run's checkpoints whose index and files are right; nothing if there is none.
 std::optional<fs::path> newest_whole(const fs::path& run, const std::string& run_id,
                                      int64_t before_step, bool warns) {
@@ -63,11 +67,6 @@ std::optional<fs::path> newest_whole(const fs::path& run, const std::string& run
 }
 
 }  // namespace
-
-void warn_passed_over(const Error& damage) {
-  standard_error().line(
-      fmt::format("warning: {}; the checkpoint before it is looked at", damage.what()));
-}
 
 Launch this_launch() {
   Launch launch{.run_id = env_string("DISTCA_RUN_ID").value_or("").substr(0, kRunIdDigits)};
@@ -97,13 +96,13 @@ std::unique_ptr<CheckpointReader> open_checkpoint(Communicator& comm, const Conf
                                                   const std::optional<fs::path>& chosen) {
   // Another rank may see the run's folder under another name.
   constexpr const char* kOperation = "opening the checkpoint";
-  const bool own = chosen && is_own_checkpoint(*chosen, config);
+  const fs::path run = config.train.output_dir;
+  const bool own = chosen && is_checkpoint_of(run, *chosen);
   const std::string mine =
       comm.rank() > 0 || !chosen ? "" : (own ? chosen->filename() : *chosen).string();
   const bool is_own = all_gather(comm, uint8_t(own), kOperation)[0] == 1;
   const std::string reported = all_gather_texts(comm, mine, kOperation)[0];
   if (reported.empty()) return nullptr;
-  const fs::path run = config.train.output_dir;
   const fs::path folder = is_own ? checkpoints_folder(run) / reported : fs::path(reported);
   std::unique_ptr<CheckpointReader> reader;
   const auto open = [&] { reader = std::make_unique<CheckpointReader>(folder); };
@@ -132,10 +131,6 @@ std::optional<fs::path> choose_older(Communicator& comm, const Config& config,
 
 double late_folder_s(const Config& config) { return std::min(90.0, config.comm.startup_timeout_s); }
 
-bool is_own_checkpoint(const fs::path& checkpoint, const Config& config) {
-  return is_checkpoint_of(config.train.output_dir, checkpoint);
-}
-
 std::map<std::string, std::string> config_texts(const Config& config) {
   Config copy = config;
   std::map<std::string, std::string> texts;
@@ -144,9 +139,32 @@ std::map<std::string, std::string> config_texts(const Config& config) {
   return texts;
 }
 
-std::map<std::string, std::string> machine_texts(const Config& config,
-                                                 const ResolvedConfig& resolved, int num_workers) {
-  std::map<std::string, std::string> texts = {
+std::string agreed_run_id(Communicator& comm, const std::string& mine) {
+  const auto drawn = [] {
+    std::random_device device;
+    return fmt::format("{:08x}{:08x}", device(), device());
+  };
+  const std::string id = mine.empty() ? drawn() : mine;
+  return all_gather_texts(comm, id, "agreeing on the run's id")[0].substr(0, kRunIdDigits);
+}
+
+ResolvedConfig resolved_config(const Config& config, const std::string& kernel,
+                               const std::string& data, bool on_device,
+                               const CheckpointReader* checkpoint) {
+  // This text is the same wherever the checkpoint lies.
+  const auto describe = [](const CheckpointIndex& index) {
+    return fmt::format("step {} of run {}, {}", index.step, index.run_id,
+                       hash_hex(canonical_json(to_json(index))));
+  };
+  return {.price = config.attention_profile ? profile_name(*config.attention_profile) : "pairs",
+          .kernel = kernel,
+          .data = data,
+          .isa = on_device ? std::string() : at::get_cpu_capability(),
+          .checkpoint = checkpoint ? describe(checkpoint->index()) : "none"};
+}
+
+RunFacts run_facts(const Config& config, const ResolvedConfig& resolved, int num_workers) {
+  std::map<std::string, std::string> machine = {
       {"number of workers", std::to_string(num_workers)},
       {"attention kernel", resolved.kernel},
       {"price of loads", resolved.price},
@@ -156,42 +174,9 @@ std::map<std::string, std::string> machine_texts(const Config& config,
       {"processor", config.on_cuda() ? "" : cpu_name()}};
   // Recorded where there is one: a run on the CPU has none to compare with.
   if (config.device_cap_bytes > 0)
-    texts["cap of activations and kept keys by the devices' memory"] =
+    machine["cap of activations and kept keys by the devices' memory"] =
         describe_device_cap(config.device_cap_bytes);
-  return texts;
-}
-
-std::string agreed_run_id(Communicator& comm, const std::string& mine) {
-  std::array<char, kRunIdDigits> digits{};
-  std::string id = mine;
-  if (id.empty()) {
-    std::random_device device;
-    id = fmt::format("{:08x}{:08x}", device(), device());
-  }
-  std::copy_n(id.begin(), std::min(id.size(), digits.size()), digits.begin());
-  const auto agreed = all_gather(comm, digits, "agreeing on the run's id")[0];
-  return {agreed.begin(), std::ranges::find(agreed, '\0')};
-}
-
-std::string describe_checkpoint(const CheckpointIndex& index) {
-  return fmt::format("step {} of run {}, {}", index.step, index.run_id,
-                     hash_hex(canonical_json(to_json(index))));
-}
-
-ResolvedConfig resolved_config(const Config& config, const std::string& kernel,
-                               const std::string& data, bool on_device,
-                               const CheckpointReader* checkpoint) {
-  return {.price = config.attention_profile ? profile_name(*config.attention_profile) : "pairs",
-          .kernel = kernel,
-          .data = data,
-          .isa = on_device ? std::string() : at::get_cpu_capability(),
-          .checkpoint = checkpoint ? describe_checkpoint(checkpoint->index()) : "none"};
-}
-
-RunFacts run_facts(const Config& config, const ResolvedConfig& resolved, int num_workers) {
-  return {.config = config_texts(config),
-          .machine = machine_texts(config, resolved, num_workers),
-          .data = resolved.data};
+  return {.config = config_texts(config), .machine = std::move(machine), .data = resolved.data};
 }
 
 std::vector<std::string> check_resume(const CheckpointIndex& index, const RunFacts& now) {

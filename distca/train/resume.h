@@ -57,9 +57,6 @@ std::optional<std::filesystem::path> choose_checkpoint(
     const ResumeRequest& request, const Config& config, const Launch& launch, bool warns,
     int64_t before_step = std::numeric_limits<int64_t>::max());
 
-/// Says why a checkpoint is passed over.
-void warn_passed_over(const Error& damage);
-
 /// Opens, on every rank, the checkpoint that rank 0 has chosen; null if that is none. What
 /// `chosen` is on other ranks does not matter. A rank that does not see the folder at once keeps
 /// looking (late_folder_s). All ranks call it together. Throws Error(kCheckpoint) on all ranks.
@@ -88,27 +85,19 @@ std::optional<std::filesystem::path> choose_older(
 /// as a client of NFS may believe that nothing is there, and no longer than ranks may take to meet.
 double late_folder_s(const Config& config);
 
-/// Returns true if a path is a checkpoint of the run that is about to start. Checkpoints that a run
-/// has set aside are no longer its own.
-bool is_own_checkpoint(const std::filesystem::path& checkpoint, const Config& config);
-
 /// Every key of a configuration as text, by name.
 std::map<std::string, std::string> config_texts(const Config& config);
-/// Everything else that decides the bits of a step, by name: versions, kernels, numbers of ranks.
-std::map<std::string, std::string> machine_texts(const Config& config,
-                                                 const ResolvedConfig& resolved, int num_workers);
 
 /// The id of the run's launch, which all ranks agree on: rank 0's, or a new one if that is "". All
 /// ranks call it together.
 std::string agreed_run_id(Communicator& comm, const std::string& mine);
-/// "step 100 of run 0123456789abcdef, 0123456789abcdef": the same wherever the checkpoint lies.
-std::string describe_checkpoint(const CheckpointIndex& index);
 
 /// The facts that a run would record about itself now.
 struct RunFacts {
-  std::map<std::string, std::string> config;   // config_texts
-  std::map<std::string, std::string> machine;  // machine_texts
-  std::string data;                            // DataBlend::summary
+  std::map<std::string, std::string> config;  // config_texts
+  /// Everything else that decides the bits of a step, by name: versions, kernels, numbers of ranks.
+  std::map<std::string, std::string> machine;
+  std::string data;  // DataBlend::summary
 };
 
 /// The values that a rank compares with the other ranks: the kernel that it chose, the contents of

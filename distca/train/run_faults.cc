@@ -58,11 +58,9 @@ void check_same_end(const OtherRanks& others, const RunGrid& run, const Config& 
 }
 
 void check_last_validation(double loss, const Config& config) {
-  DISTCA_THROW_IF(
-      !std::isfinite(loss), ErrorKind::kTraining,
-      "step {}: the validation loss is not finite; lower optimizer.lr (now {}); the weights "
-      "are saved as they are in {}",
-      config.train.steps, config.optimizer.lr, config.train.output_dir);
+  if (!std::isfinite(loss))
+    throw diverged(config, fmt::format("step {}: the validation loss is", config.train.steps),
+                   "; the weights are saved as they are in " + config.train.output_dir);
 }
 
 }  // namespace distca

@@ -3,7 +3,6 @@
 // drifted apart. Any thread may call these functions.
 
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <vector>
 

@@ -2,14 +2,11 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "distca/base/error.h"
 #include "distca/base/json.h"
-#include "distca/base/text.h"
 #include "distca/comm/collectives.h"
 
 namespace distca {

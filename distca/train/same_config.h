@@ -3,9 +3,6 @@
 // rank reads for itself. Otherwise ranks would wait for each other forever, or train something that
 // nobody asked for. Thread rule: as the communicator's.
 
-#include <cstdint>
-#include <string>
-
 #include "distca/comm/communicator.h"
 #include "distca/config/config.h"
 #include "distca/config/resolved_config.h"

@@ -19,8 +19,6 @@ RankSample rank_sample(const OpTimes& times, int64_t tokens, int64_t load) {
           .attention_ns = nanoseconds(attention_s),
           .tokens = tokens,
           .load = load,
-          .exchange_ns = nanoseconds(times.of(OpPart::kPack) + times.of(OpPart::kIssue) +
-                                     times.of(OpPart::kLand)),
           .waited_ns = nanoseconds(times.of(OpPart::kWait))};
 }
 

@@ -42,7 +42,6 @@ TEST(SpeedSample, what_an_exchange_costs_its_rank_is_linear_work) {
   part(times, OpKind::kCoreAttention, Pass::kBackward, OpPart::kPlay) = 5e-3;
   const RankSample sample = rank_sample(times, 1, 1);
   EXPECT_EQ(sample.linear_ns, 1'111'000'000);
-  EXPECT_EQ(sample.exchange_ns, 1'110'000'000);
   EXPECT_EQ(sample.waited_ns, 10'000'000'000);
   EXPECT_EQ(sample.attention_ns, 5'000'000);
 }
@@ -58,7 +57,6 @@ TEST(SpeedSample, waits_for_ranks_that_divide_the_layers_are_waits) {
   part(times, OpKind::kLoss, Pass::kForward, OpPart::kWait) = 100;
   const RankSample sample = rank_sample(times, 1, 1);
   EXPECT_EQ(sample.linear_ns, 1'111'000'000);
-  EXPECT_EQ(sample.exchange_ns, 110'000'000);
   EXPECT_EQ(sample.waited_ns, 111'000'000'000);
 }
 
@@ -71,7 +69,6 @@ TEST(SpeedSample, the_sum_over_ranks_and_the_update_are_no_ranks_speed) {
   part(times, OpKind::kGradReduce, Pass::kBackward, OpPart::kWait) = 1;
   const RankSample sample = rank_sample(times, 1, 0);
   EXPECT_EQ(sample.linear_ns, 3'000'000);
-  EXPECT_EQ(sample.exchange_ns, 0);
   EXPECT_EQ(sample.waited_ns, 0);
 }
 

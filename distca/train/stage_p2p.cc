@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include <vector>
-
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
 #include "distca/forecast/step_program.h"

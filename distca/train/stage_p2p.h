@@ -19,10 +19,6 @@
 #include "distca/runtime/messages_under_way.h"
 #include "distca/runtime/step_attention.h"
 
-namespace at {
-class Tensor;
-}
-
 namespace distca {
 
 class StageP2p {

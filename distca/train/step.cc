@@ -7,7 +7,6 @@
 
 #include "distca/base/error.h"
 #include "distca/config/config.h"
-#include "distca/kernels/rows.h"
 #include "distca/runtime/cuda/device_clock.h"
 #include "distca/runtime/out_of_device_memory.h"
 #include "distca/train/nano_phases.h"
@@ -21,12 +20,11 @@ namespace {
 
 KernelRequest kernel_request(const LlamaConfig& config, const StepOptions& options,
                              int cuda_device) {
-  return {.choice = options.kernel,
-          .shape = config.attention_shape(),
-          .type = config.dtype,
-          .threads = options.threads,
-          .cuda_device = cuda_device,
-          .measured = options.measured_kernels};
+  KernelRequest request = options.kernel;
+  request.shape = config.attention_shape();
+  request.type = config.dtype;
+  request.cuda_device = cuda_device;
+  return request;
 }
 
 class Player final : public OpPlayer {
@@ -84,10 +82,19 @@ class Player final : public OpPlayer {
 
   void compute(const Op& op) {
     if (op.kind == OpKind::kCoreAttention) return attention_.compute(op);
-    if (is_of_weights(op.kind)) {
+    if (is_of_weights(op.kind))
       return update_.play(op, op.kind == OpKind::kGradNorm ? losses_.sum() : 0);
+    std::unique_ptr<NanoPlayer>& nano = nanos_[op.nano_batch];
+    if (op.kind == OpKind::kLoss && op.pass == Pass::kForward) {
+      const bool trains = at::GradMode::is_enabled();
+      at::Tensor of_tokens;
+      const at::Tensor sums = nano->loss(trains ? nullptr : &of_tokens);
+      if (sums.defined()) losses_.put(op.nano_batch, sums, of_tokens);
+      if (!trains) nano.reset();
+    } else {
+      nano->play(op);
+      if (nano->is_done()) nano.reset();
     }
-    play_phase(op);
   }
 
   /// Calls `work` with what plays a communication.
@@ -111,22 +118,6 @@ class Player final : public OpPlayer {
     NanoPlayer& nano = *nanos_[op.nano_batch];
     const at::Tensor rows = p2p_.land(op);
     op.pass == Pass::kForward ? nano.begin(rows) : nano.begin_backward(rows);
-  }
-
-  void play_phase(const Op& op) {
-    std::unique_ptr<NanoPlayer>& nano = nanos_[op.nano_batch];
-    if (op.kind == OpKind::kLoss && op.pass == Pass::kForward) return play_loss(op.nano_batch);
-    nano->play(op);
-    if (op.pass == Pass::kBackward && nano->is_done()) nano.reset();
-  }
-
-  void play_loss(int nano_batch) {
-    std::unique_ptr<NanoPlayer>& nano = nanos_[nano_batch];
-    const bool trains = at::GradMode::is_enabled();
-    at::Tensor of_tokens;
-    const at::Tensor sums = trains ? nano->loss() : nano->evaluated_loss(&of_tokens);
-    if (sums.defined()) losses_.put(nano_batch, sums, of_tokens);
-    if (!trains) nano.reset();
   }
 
   StepAttention& attention_;
@@ -163,7 +154,6 @@ Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
       options_(options),
       kernel_(kernel_request(config.divided(options.tensor), options, comm.cuda_device())),
       buffers_(comm.cuda_device()) {}
-Step::~Step() = default;
 
 StepResult Step::run(const StepInput& input, double loss_scale, const UpdateRequest& request) {
   try {

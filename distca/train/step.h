@@ -14,7 +14,6 @@
 // order.
 
 #include <functional>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -60,7 +59,6 @@ class Step {
   /// it has the weights of the stage.
   Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
        const StepOptions& options);
-  ~Step();
 
   /// Runs forward and backward of all nano-batches. The gradients of sum(loss) / num_targets are
   /// added to the parameters' .grad, summed over the workers and used as `update` says. Without an
@@ -68,7 +66,6 @@ class Step {
   StepResult train(const StepInput& input, int64_t num_targets, const UpdateRequest& update);
   /// Computes only the loss, with a program of Kind::kEvaluate.
   StepResult evaluate(const StepInput& input);
-  const AttentionKernel& kernel() const { return kernel_; }
   AttentionKernel& kernel() { return kernel_; }
   const ExchangeBuffers& buffers() const { return buffers_; }
   /// Records the events of the following steps in `recorder`; null ends it.

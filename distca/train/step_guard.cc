@@ -1,20 +1,19 @@
 #include "distca/train/step_guard.h"
 
 #include <cmath>
-#include <vector>
 
 #include "distca/base/statistics.h"
 
 namespace distca {
 namespace {
 
-void add(std::deque<double>& window, double value) {
+void add(std::vector<double>& window, double value) {
   window.push_back(value);
-  if (window.size() > StepGuard::kWindow) window.pop_front();
+  if (window.size() > StepGuard::kWindow) window.erase(window.begin());
 }
 
-std::deque<double> numbers(const JsonField& field) {
-  std::deque<double> values;
+std::vector<double> numbers(const JsonField& field) {
+  std::vector<double> values;
   for (size_t i = 0; i < field.size(); ++i) add(values, field.at(i).number());
   return values;
 }
@@ -22,23 +21,12 @@ std::deque<double> numbers(const JsonField& field) {
 }  // namespace
 
 std::string StepOutcome::describe() const {
-  const auto spike = [this](const char* what) {
-    return fmt::format("the {} {:.4g} is {:.1f} times the median of the steps before ({:.4g})",
-                       what, value, value / median, median);
-  };
-  switch (kind) {
-    case Kind::kNormNotFinite:
-      return "the gradient norm is not finite";
-    case Kind::kLossNotFinite:
-      return "the loss is not finite";
-    case Kind::kNormSpike:
-      return spike("gradient norm");
-    case Kind::kLossSpike:
-      return spike("loss");
-    case Kind::kGood:
-      break;
-  }
-  return "nothing is wrong";
+  const bool of_norm = kind == Kind::kNormNotFinite || kind == Kind::kNormSpike;
+  const char* const what = of_norm ? "gradient norm" : "loss";
+  if (kind == Kind::kNormNotFinite || kind == Kind::kLossNotFinite)
+    return fmt::format("the {} is not finite", what);
+  return fmt::format("the {} {:.4g} is {:.1f} times the median of the steps before ({:.4g})", what,
+                     value, value / median, median);
 }
 
 StepOutcome StepGuard::check(double loss, double grad_norm) const {
@@ -46,12 +34,9 @@ StepOutcome StepGuard::check(double loss, double grad_norm) const {
   if (!std::isfinite(grad_norm)) return {.kind = Kind::kNormNotFinite, .value = grad_norm};
   if (!std::isfinite(loss)) return {.kind = Kind::kLossNotFinite, .value = loss};
   if (spike_factor_ == 0 || norms_.size() < kFirst) return {};
-  const auto median_of = [](const std::deque<double>& window) {
-    return median(std::vector<double>(window.begin(), window.end()));
-  };
-  if (const double usual = median_of(norms_); grad_norm > spike_factor_ * usual)
+  if (const double usual = median(norms_); grad_norm > spike_factor_ * usual)
     return {.kind = Kind::kNormSpike, .value = grad_norm, .median = usual};
-  if (const double usual = median_of(losses_); loss > spike_factor_ * usual)
+  if (const double usual = median(losses_); loss > spike_factor_ * usual)
     return {.kind = Kind::kLossSpike, .value = loss, .median = usual};
   return {};
 }

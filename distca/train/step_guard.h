@@ -8,8 +8,8 @@
 // It is a function of numbers that all workers share, so all decide alike. Thread rule: one thread.
 
 #include <cstdint>
-#include <deque>
 #include <string>
+#include <vector>
 
 #include "distca/base/json_field.h"
 
@@ -29,8 +29,7 @@ struct StepOutcome {
   double median = 0;  // median of the last good steps, set for a spike
 
   bool good() const { return kind == Kind::kGood; }
-  bool finite() const { return good() || kind == Kind::kNormSpike || kind == Kind::kLossSpike; }
-  /// Says what is wrong, as in "the gradient norm is not finite".
+  /// Says what is wrong with a bad step, as in "the gradient norm is not finite".
   std::string describe() const;
 };
 
@@ -54,7 +53,7 @@ class StepGuard {
 
  private:
   double spike_factor_;
-  std::deque<double> losses_, norms_;  // values of the last good steps
+  std::vector<double> losses_, norms_;  // values of the last good steps
 };
 
 }  // namespace distca

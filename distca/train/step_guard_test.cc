@@ -25,7 +25,6 @@ TEST(StepGuard, what_is_not_finite_is_bad_from_the_first_step_on) {
     EXPECT_EQ(guard.check(5, INFINITY).kind, Kind::kNormNotFinite);
     EXPECT_EQ(guard.check(NAN, NAN).kind, Kind::kNormNotFinite);
     EXPECT_EQ(guard.check(NAN, 1).kind, Kind::kLossNotFinite);
-    EXPECT_FALSE(guard.check(NAN, 1).finite());
     EXPECT_EQ(guard.check(5, NAN).describe(), "the gradient norm is not finite");
   }
 }
@@ -36,7 +35,6 @@ TEST(StepGuard, a_spike_is_above_the_factor_times_the_median) {
   EXPECT_TRUE(guard.check(5, 3.99).good());
   EXPECT_EQ(guard.check(5, 4.01).kind, Kind::kNormSpike);
   EXPECT_EQ(guard.check(20.1, 1).kind, Kind::kLossSpike);
-  EXPECT_TRUE(guard.check(20.1, 1).finite());
   EXPECT_THAT(guard.check(5, 8).describe(),
               HasSubstr("the gradient norm 8 is 8.0 times the median of the steps before (1)"));
 }

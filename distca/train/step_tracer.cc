@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <span>
 #include <utility>
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
-#include "distca/base/hash.h"
 #include "distca/base/machine.h"
 #include "distca/comm/collectives.h"
 #include "distca/forecast/predicted_trace.h"
@@ -30,22 +28,6 @@ std::filesystem::path folder_of(const std::filesystem::path& file) {
 /// The last step to be traced, of a run that goes on after this one.
 int64_t last_step(const Config& config, int64_t goes_on_after = 0) {
   return goes_on_after + config.train.trace_first_step + config.train.trace_steps - 1;
-}
-
-bool traces(const Config& config, int64_t goes_on_after) {
-  return !config.train.trace.empty() && last_step(config, goes_on_after) <= config.train.steps;
-}
-
-/// A rank's clock: which, and what it shows about now.
-struct ClockFace {
-  double now_s = steady_seconds();
-  uint64_t id = 0;  // hash of steady_clock_id(); 0 means that it is unknown
-};
-
-ClockFace my_clock() {
-  Fnv1a64 hash;
-  hash.add(steady_clock_id());
-  return {.id = steady_clock_id().empty() ? 0 : hash.value()};
 }
 
 }  // namespace
@@ -76,16 +58,18 @@ StepTracer::StepTracer(const Config& config, Communicator& comm, const RunGrid& 
     : config_(config),
       comm_(comm),
       run_(run),
-      first_(traces(config, goes_on_after) ? goes_on_after + config.train.trace_first_step : 0),
-      last_(traces(config, goes_on_after) ? last_step(config, goes_on_after) : 0) {}
+      last_(!config.train.trace.empty() && last_step(config, goes_on_after) <= config.train.steps
+                ? last_step(config, goes_on_after)
+                : 0),
+      first_(last_ - config.train.trace_steps + 1) {}
 
 void StepTracer::begin_step(int64_t step) {
   if (step < first_ || step > last_) return;
   if (step == first_) {
-    const ClockFace mine = my_clock();
-    const ClockFace first = all_gather(comm_, mine, "clock alignment")[0];
-    origin_s_ = first.now_s;
-    same_clock_ = mine.id != 0 && mine.id == first.id;
+    constexpr const char* kAligning = "clock alignment";
+    const std::string clock = steady_clock_id();  // "" if it is unknown
+    same_clock_ = all_gather_texts(comm_, clock, kAligning)[0] == clock && !clock.empty();
+    origin_s_ = all_gather(comm_, steady_seconds(), kAligning)[0];
     before_ = read_clock();
   }
   recorder_.set_step(step);

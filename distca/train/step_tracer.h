@@ -51,7 +51,7 @@ class StepTracer {
   const Config& config_;
   Communicator& comm_;
   const RunGrid run_;
-  const int64_t first_, last_;  // steps to be traced; both are 0 if there are none
+  const int64_t last_, first_;  // steps to be traced; the last one is 0 if there are none
   TraceRecorder recorder_;
   bool tracing_ = false;
   int64_t step_ = 0;

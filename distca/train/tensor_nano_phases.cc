@@ -4,70 +4,21 @@
 
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "distca/base/error.h"
-#include "distca/comm/host_read.h"
-#include "distca/model/operators.h"
 
 namespace distca {
 
 TensorNanoPhases::TensorNanoPhases(const Llama& model, StepAttention& attention,
                                    TensorMessages& messages, int nano_batch,
                                    const LocalTokens& tokens, const NanoOptions& options)
-    : model_(model),
+    : NanoPlayer(model, attention, nano_batch, tokens, options),
       phases_(model),
-      attention_(attention),
       messages_(messages),
-      nano_batch_(nano_batch),
-      options_(options),
-      chunks_(options.chunks(static_cast<int64_t>(tokens.ids.size()))),
       layers_(model.config().num_hidden_layers) {
-  const at::Device device = model.parameters()[0].device();
-  const auto tensor = [&](const std::vector<int64_t>& values) {
-    return upload(at::tensor(values, at::kLong), device);
-  };
-  ids_ = tensor(tokens.ids);
-  targets_ = tensor(tokens.targets);
-  positions_ = tensor(tokens.positions);
   if (at::GradMode::is_enabled() && model.stage().is_first())
     own_ids_ = phases_.own_ids(tokens.ids);
-}
-
-bool TensorNanoPhases::keeps() const { return at::GradMode::is_enabled() && !options_.by_chunks(); }
-Keep TensorNanoPhases::keep() const {
-  return options_.recompute == Recompute::kNone ? Keep::kProducts : Keep::kInputs;
-}
-
-std::shared_ptr<const Llama::Rope> TensorNanoPhases::rope_of(int64_t begin, int64_t count) const {
-  return count == chunks_.rows ? rope_ : model_.part_of(*rope_, begin, count);
-}
-
-void TensorNanoPhases::begin(const at::Tensor& x) {
-  x_ = x;
-  rope_ = model_.rope(positions_);
-}
-at::Tensor TensorNanoPhases::take_output() { return std::exchange(x_, at::Tensor()); }
-void TensorNanoPhases::begin_backward(const at::Tensor& d_output) { gradient_ = d_output; }
-at::Tensor TensorNanoPhases::take_gradient() {
-  at::Tensor gradient = gradient_;
-  end_backward();
-  return gradient;
-}
-
-bool TensorNanoPhases::is_done() const {
-  return is_over_ &&
-         std::ranges::none_of(layers_, [](const Layer& l) { return l.left != nullptr; });
-}
-
-/// Weight gradients that are left need nothing of this.
-void TensorNanoPhases::end_backward() {
-  for (at::Tensor* const tensor : {&ids_, &targets_, &positions_, &gradient_, &d_normed_})
-    tensor->reset();
-  own_ids_.reset();
-  rope_.reset();
-  is_over_ = true;
 }
 
 void TensorNanoPhases::pack(const Op& op) {
@@ -100,10 +51,6 @@ void TensorNanoPhases::land(const Op& op) {
   }
 }
 
-void TensorNanoPhases::play(const Op& op) {
-  op.pass == Pass::kForward ? play_forward(op) : play_backward(op);
-}
-
 void TensorNanoPhases::play_forward(const Op& op) {
   if (op.kind == OpKind::kEmbed) {
     messages_.parts(op).copy_(phases_.embed_part(ids_));
@@ -112,21 +59,16 @@ void TensorNanoPhases::play_forward(const Op& op) {
   Layer& l = layers_[op.layer];
   switch (op.kind) {
     case OpKind::kAttentionNorm:
-      l.x = std::exchange(x_, at::Tensor());
+      l.x = take_output();
       normed_ = phases_.norm(op.layer, Branch::kAttention, l.x, &l.attention_factors);
       break;
     case OpKind::kPreAttention:
       pre_attention(op);
       break;
-    case OpKind::kOutProjection: {
+    case OpKind::kOutProjection:
       phases_.out_projection(op.layer, attention_.o(nano_batch_, op.layer), messages_.parts(op));
-      if (!at::GradMode::is_enabled()) {
-        attention_.drop(nano_batch_, op.layer);
-      } else if (options_.by_chunks() && !options_.keys_travel_again) {
-        attention_.drop_qkv(nano_batch_, op.layer);
-      }
+      drop_after_forward(op.layer);
       break;
-    }
     case OpKind::kMlpNorm:
       normed_ = phases_.norm(op.layer, Branch::kMlp, l.m, &l.mlp_factors);
       break;
@@ -140,10 +82,9 @@ void TensorNanoPhases::play_forward(const Op& op) {
 
 void TensorNanoPhases::play_backward(const Op& op) {
   if (op.kind == OpKind::kEmbed) {
-    phases_.embed_backward(*own_ids_, messages_.rows(op));
+    phases_.embed_backward(*std::exchange(own_ids_, nullptr), messages_.rows(op));
     return end_backward();
   }
-  if (op.kind == OpKind::kLoss) return;  // done in forward
   Layer& l = layers_[op.layer];
   switch (op.kind) {
     case OpKind::kPostAttention:
@@ -166,36 +107,21 @@ void TensorNanoPhases::play_backward(const Op& op) {
       gradient_ = phases_.norm_backward(op.layer, Branch::kAttention, l.x, l.attention_factors,
                                         std::exchange(d_normed_, at::Tensor()));
       gradient_.add_(l.d_m);
-      l = {.left = std::move(l.left)};
-      break;
-    case OpKind::kWeightGradient:
-      DISTCA_CHECK(l.left != nullptr, "backward of layer {} has left nothing", op.layer);
-      model_.add_left(*std::exchange(l.left, nullptr));
+      l = {};
       break;
     default:
       DISTCA_CHECK(false, "no backward operation: {}", describe(op));
   }
 }
 
-TensorNanoPhases::Qkv TensorNanoPhases::projections(
-    int layer, const at::Tensor& h, std::vector<std::shared_ptr<Llama::PreAttention>>* kept) const {
-  Qkv all;
-  chunks_.for_each([&](int64_t begin, int64_t count) {
-    Qkv part;
-    std::shared_ptr<Llama::PreAttention> of_chunk;
-    phases_.projections(layer, h.narrow(0, begin, count), *rope_of(begin, count), &part.q, &part.k,
-                        &part.v, kept != nullptr ? &of_chunk : nullptr);
-    chunks_.put(all.q, part.q, begin);
-    chunks_.put(all.k, part.k, begin);
-    chunks_.put(all.v, part.v, begin);
-    if (kept != nullptr) kept->push_back(std::move(of_chunk));
-  });
-  return all;
+void TensorNanoPhases::qkv(int layer, const at::Tensor& rows, const Llama::Rope& rope, Qkv& made,
+                           Kept* kept) const {
+  phases_.projections(layer, rows, rope, &made.q, &made.k, &made.v, kept);
 }
 
 void TensorNanoPhases::pre_attention(const Op& op) {
   const Qkv all =
-      projections(op.layer, messages_.rows(op), keeps() ? &layers_[op.layer].pre : nullptr);
+      qkv_of_all(op.layer, messages_.rows(op), keeps() ? &layers_[op.layer].pre : nullptr);
   attention_.set_qkv(nano_batch_, op.layer, all.q, all.k, all.v);
 }
 
@@ -209,18 +135,12 @@ void TensorNanoPhases::post_attention(const Op& op) {
   });
 }
 
-at::Tensor TensorNanoPhases::loss() {
-  const at::Tensor sums = phases_.chunk_losses(messages_, x_, targets_, options_.loss_rows,
-                                               options_.loss_scale, &gradient_);
-  x_.reset();
-  return reports() ? sums : at::Tensor();
-}
-
-at::Tensor TensorNanoPhases::evaluated_loss(at::Tensor* of_tokens) {
-  const at::Tensor sums = phases_.chunk_losses(messages_, x_, targets_, options_.loss_rows,
-                                               /*scale=*/1, /*d_x=*/nullptr, of_tokens);
-  x_.reset();
-  return reports() ? sums : at::Tensor();
+at::Tensor TensorNanoPhases::loss(at::Tensor* of_tokens) {
+  const at::Tensor sums = phases_.chunk_losses(
+      messages_, take_output(), targets_, options_.loss_rows, options_.loss_scale,
+      of_tokens == nullptr ? &gradient_ : nullptr, of_tokens);
+  const bool reports = model_.stage().tensor.index == 0;
+  return reports ? sums : at::Tensor();
 }
 
 void TensorNanoPhases::post_attention_backward(const Op& op) {
@@ -233,7 +153,8 @@ void TensorNanoPhases::post_attention_backward(const Op& op) {
         l.post.empty() ? phases_.mlp_again(op.layer, rows)
                        : std::exchange(l.post[begin / chunks_.at_once], nullptr);
     phases_.mlp_backward(op.layer, *kept, d_y.narrow(0, begin, count), rows,
-                         op.leaves_weights ? &l.left : nullptr, parts.narrow(0, begin, count));
+                         op.leaves_weights ? &left_[op.layer] : nullptr,
+                         parts.narrow(0, begin, count));
   });
   l.post.clear();
 }
@@ -246,11 +167,11 @@ void TensorNanoPhases::out_projection_backward(const Op& op) {
     chunks_.put(d_o,
                 phases_.out_projection_backward(op.layer, o.narrow(0, begin, count),
                                                 d_y.narrow(0, begin, count),
-                                                op.leaves_weights ? &l.left : nullptr),
+                                                op.leaves_weights ? &left_[op.layer] : nullptr),
                 begin);
   });
-  if (options_.by_chunks() && !options_.keys_travel_again) {
-    const Qkv all = projections(op.layer, messages_.rows(op, /*second=*/true), &l.pre);
+  if (options_.makes_qkv_again()) {
+    const Qkv all = qkv_of_all(op.layer, messages_.rows(op, /*second=*/true), &l.pre);
     attention_.set_qkv_again(nano_batch_, op.layer, all.q, all.k, all.v);
   }
   attention_.set_d_o(nano_batch_, op.layer, d_o);
@@ -259,7 +180,7 @@ void TensorNanoPhases::out_projection_backward(const Op& op) {
 void TensorNanoPhases::pre_attention_backward(const Op& op) {
   Layer& l = layers_[op.layer];
   at::Tensor dq, dk, dv;
-  attention_.take_gradients(nano_batch_, op.layer, &dq, &dk, &dv);
+  std::tie(dq, dk, dv) = attention_.take_gradients(nano_batch_, op.layer);
   const at::Tensor h = messages_.rows(op, /*second=*/true), parts = messages_.parts(op);
   chunks_.for_each([&](int64_t begin, int64_t count) {
     const std::shared_ptr<Llama::PreAttention> kept =
@@ -269,7 +190,7 @@ void TensorNanoPhases::pre_attention_backward(const Op& op) {
     phases_.projections_backward(
         op.layer, *kept, *rope_of(begin, count), dq.narrow(0, begin, count),
         dk.narrow(0, begin, count), dv.narrow(0, begin, count), h.narrow(0, begin, count),
-        op.leaves_weights ? &l.left : nullptr, parts.narrow(0, begin, count));
+        op.leaves_weights ? &left_[op.layer] : nullptr, parts.narrow(0, begin, count));
   });
   l.pre.clear();
 }

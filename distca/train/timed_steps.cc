@@ -17,12 +17,7 @@ namespace {
 
 /// Rates of 1, so that a price is an amount: seconds of the profile, or gigabytes.
 Machine machine_of_amounts(std::shared_ptr<const AttentionProfile> profile) {
-  Machine machine{.name = "amounts",
-                  .attention = std::move(profile),
-                  .numbers = {},
-                  .phases = {},
-                  .settings = {},
-                  .check = {}};
+  Machine machine{.name = "amounts", .attention = std::move(profile)};
   for (const MachineNumber rate :
        {MachineNumber::kLinearTflops, MachineNumber::kPhaseRate, MachineNumber::kAttentionRate,
         MachineNumber::kMemoryGbPerS, MachineNumber::kCopyGbPerS})
@@ -100,14 +95,9 @@ void TimedSteps::play(bool counts) {
   step_.set_recorder(&recorder);
   barrier(comm_, "measurement of the machine");
   const Stopwatch watch;
-  UpdateRequest update;
-  if (weights_) {
-    weights_->optimizer.zero_gradients();
-    update = {.optimizer = &weights_->optimizer,
-              .workers = &weights_->workers,
-              .all_stages = weights_->all_stages(),
-              .max_grad_norm = config_.optimizer.max_grad_norm};
-  }
+  UpdateRequest update = update_of(weights_);
+  update.max_grad_norm = config_.optimizer.max_grad_norm;
+  if (weights_) weights_->optimizer.zero_gradients();
   const StepResult result = step_.train(input_, config_.batch.nano_batch_tokens, update);
   const double step_s = watch.seconds();
   step_.set_recorder(nullptr);

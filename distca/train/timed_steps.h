@@ -54,13 +54,13 @@ class TimedSteps {
   /// "memory" (GB); "copy_s", "copy" (GB); "issue_s", "issue" (communications), "issue_gb" (sent);
   /// "waited_s"; "step_s", of which "besides_s" is what no operation or wait explains.
   Json figures() const;
-
- private:
   /// Sums over the operations of a phase in a step.
   struct Sum {
     double seconds = 0, flops = 0;
     int64_t ops = 0, tokens = 0;
   };
+
+ private:
   using Figures = std::map<std::string, double>;
 
   void add(const OpTimes& times, const TraceRecorder& recorder, double step_s);

@@ -7,9 +7,11 @@
 #include <optional>
 
 #include "distca/base/clock.h"
+#include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/base/stop_signals.h"
 #include "distca/batch/data_blend.h"
+#include "distca/checkpoint/folder.h"
 #include "distca/checkpoint/reader.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/long_work.h"
@@ -105,18 +107,21 @@ class Trainer {
       if (stop_signal_ != 0) return stopped(step);
     }
     if (batches_.evaluates_alone() && !evaluate(&summary_.last)) end_for_input(first_step_ - 1);
-    if (weights_) drifted_ = others_with_other_weights("comparing the trained weights");
-    trained_ = gather_trained_weights(comm_, weights_.get(), run_, config_.model);
+    const OtherRanks drifted =
+        weights_ ? others_with_other_weights("comparing the trained weights") : OtherRanks();
+    const std::vector<at::Tensor> trained =
+        gather_trained_weights(comm_, weights_.get(), run_, config_.model);
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
     barrier(comm_, "end of training");
-    if (output_) save();
+    if (output_) save(trained, drifted);
     // Said when the weights are safe, and by rank 0 alone: an error of others would end it, too.
     if (comm_.rank() == 0 && summary_.last.validation_loss)
       check_last_validation(*summary_.last.validation_loss, config_);
     if (plans_->failure()) throw Error(*plans_->failure());
     if (!output_ || !ends_early()) return {};
-    return {.words = stopped_early(config_, describe_exit_duration(config_), batches_.last_step(),
-                                   saved_)};
+    const std::string limit =
+        fmt::format("train.exit_duration_in_mins = {:g}", config_.train.exit_duration_in_mins);
+    return {.words = stopped_early(config_, limit, batches_.last_step(), saved_)};
   }
 
  private:
@@ -137,7 +142,7 @@ class Trainer {
     if (weights_)
       check_same_start(others_with_other_weights("comparing the initial weights"), run_,
                        checkpoint_ != nullptr);
-    if (checkpoint_ && is_own_checkpoint(checkpoint_->folder(), config_))
+    if (checkpoint_ && is_checkpoint_of(config_.train.output_dir, checkpoint_->folder()))
       own_checkpoint_ = first_step_ - 1;
     do_on_rank_0(comm_, config_.comm.timeout_s, "taking train.output_dir", [&] {
       output_.emplace(config_, state_, files_beside_weights(data_), own_checkpoint_, first_step_);
@@ -292,22 +297,17 @@ class Trainer {
     if (weights_) weights_->optimizer.zero_gradients();
     const auto targets = static_cast<double>(std::max<int64_t>(1, planned.figures.targets));
     outcome_ = {};
-    const auto accepts = [&](const GradientSum& sum) {  // all workers know the same
+    UpdateRequest update = update_of(weights_.get());
+    update.max_grad_norm = config_.optimizer.max_grad_norm;
+    update.lr = metrics.lr;
+    update.accepts = [&](const GradientSum& sum) {  // all workers know the same
       outcome_ = guard_.check(sum.loss_sum / targets, sum.norm);
       // A step without targets, of which nothing is learned, is no measure for others.
       if (outcome_.good() && planned.figures.targets > 0)
         guard_.accept(sum.loss_sum / targets, sum.norm);
       return outcome_.good();
     };
-    const StepResult result =
-        step_.train(planned.input, planned.figures.targets,
-                    {.optimizer = weights_ ? &weights_->optimizer : nullptr,
-                     .workers = weights_ ? &weights_->workers : nullptr,
-                     .all_stages = weights_ ? weights_->all_stages() : nullptr,
-                     .max_grad_norm = config_.optimizer.max_grad_norm,
-                     .lr = metrics.lr,
-                     .accepts = accepts});
-    metrics.grad_norm = result.sum.norm;
+    const StepResult result = step_.train(planned.input, planned.figures.targets, update);
     metrics.step_s = watch.seconds();  // until it is known whether the step's state is saved
     share(result, planned, &metrics);
     if (!ends_badly() && saves_after(step))
@@ -385,14 +385,15 @@ class Trainer {
     return true;
   }
 
-  void save() {
-    check_last_update(trained_, config_);
-    output_->save_weights(trained_, batches_.last_step());
+  /// On rank 0. `drifted` are ranks whose trained weights are not what they should be.
+  void save(const std::vector<at::Tensor>& trained, const OtherRanks& drifted) {
+    check_last_update(trained, config_);
+    output_->save_weights(trained, batches_.last_step());
     summary_.trace = tracer_.write({resolved_.kernel, resolved_.kernel_passed_over});
     summary_.metrics_missing = output_->finish_metrics();
     summary_.last_step = batches_.last_step();
-    output_->end(summary_text(config_, data_, summary_));
-    check_same_end(drifted_, run_, config_);  // the others have ended well already
+    standard_output().important(summary_text(config_, data_, summary_));
+    check_same_end(drifted, run_, config_);  // the others have ended well already
   }
 
   MemoryMeter memory_;  // first: it counts what the others make
@@ -424,8 +425,6 @@ class Trainer {
   int stop_signal_ = 0;  // that a rank was sent
   bool saved_ = true;    // no checkpoint of the last step was to be saved, or it is complete
   RunSummary summary_;
-  std::vector<at::Tensor> trained_;  // on rank 0, the weights at the end
-  OtherRanks drifted_;               // ranks whose trained weights are not what they should be
   ComputePeak peak_;
   std::optional<SpeedMeter> meter_;   // where what is measured enters the plans
   std::optional<AgreedPlans> plans_;  // last: its thread uses the others

@@ -10,8 +10,9 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/base/text.h"
 #include "distca/batch/data_blend.h"
-#include "distca/comm/device_copy.h"
+#include "distca/comm/device_stream.h"
 #include "distca/comm/host_read.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/comm/thread_group.h"
@@ -27,7 +28,6 @@ namespace {
 
 /// The results of a step on rank 0.
 struct Played {
-  std::vector<std::string> names;     // names of the weights
   std::vector<at::Tensor> gradients;  // sums over the workers, for the mean loss, on the CPU
   double loss_sum = 0;                // nats, of all workers
   OtherRanks other_ranks;
@@ -36,44 +36,30 @@ struct Played {
   double seconds = 0;
 };
 
-/// The arguments of a rank.
-struct RankWork {
-  const Config& config;
-  const PlannedBatch& planned;
-  int num_workers;
-  const VerifyHooks& hooks;
-};
-
 /// On a worker.
-Played work(const RankWork& mine, Communicator& comm) {
-  const Config& config = mine.config;
-  const RunGrid run = run_grid(config, mine.num_workers);
-  WorkerWeights weights(config, comm, run, mine.planned.input.program.gradients);
+Played work(const Config& config, const PlannedBatch& planned, const RunGrid& run,
+            const VerifyHooks& hooks, Communicator& comm) {
+  WorkerWeights weights(config, comm, run, planned.input.program.gradients);
   load_start_weights(nullptr, config, weights);
   const std::vector<at::Tensor> parameters = weights.model.parameters();
   const auto call = [&](const VerifyHooks::Hook& hook) {
     if (hook) hook(comm.rank(), parameters);
   };
   Step step(config.model, &weights.model, comm, step_options(config));
-  const std::string side =
-      fmt::format("{} worker{}", mine.num_workers, mine.num_workers == 1 ? "" : "s");
-  const auto operations = static_cast<double>(mine.planned.input.program.ops.size());
+  const std::string side = counted(run.num_workers(), "worker");
+  const auto operations = static_cast<double>(planned.input.program.ops.size());
   double done = 0;
-  if (mine.hooks.progress && comm.rank() == 0) {
+  if (hooks.progress && comm.rank() == 0) {
     step.set_watch([&](const Op&, bool is_over) {
-      if (is_over) mine.hooks.progress(side, ++done / operations);
+      if (is_over) hooks.progress(side, ++done / operations);
     });
   }
   Played played;
-  const auto no_update = [](const GradientSum&) { return false; };
-  played.loss_sum = step.train(mine.planned.input, mine.planned.figures.targets,
-                               {.optimizer = &weights.optimizer,
-                                .workers = &weights.workers,
-                                .all_stages = weights.all_stages(),
-                                .accepts = no_update,
-                                .before_sum = [&] { call(mine.hooks.before_sum); }})
-                        .loss_sum;
-  call(mine.hooks.after_sum);
+  UpdateRequest update = update_of(&weights);
+  update.accepts = [](const GradientSum&) { return false; };
+  update.before_sum = [&] { call(hooks.before_sum); };
+  played.loss_sum = step.train(planned.input, planned.figures.targets, update).loss_sum;
+  call(hooks.after_sum);
   ordered_sum(weights.all_workers, std::span(&played.loss_sum, 1), "loss");
   for (const at::Tensor& parameter : parameters)
     played.gradients.push_back(host_copy(parameter.grad()));
@@ -81,15 +67,8 @@ Played work(const RankWork& mine, Communicator& comm) {
                                                 played.gradients, "comparing the gradients");
   if (comm.rank() == run.first_replica(comm.rank()))
     played.gradients = gather_parts(weights.all_workers, run, config.model, played.gradients);
-  for (const Weight& weight : weight_table(config.model)) played.names.push_back(weight.name);
   played.kernel = step.kernel().name();
   return played;
-}
-
-/// On a dedicated server.
-void serve(const RankWork& mine, Communicator& comm) {
-  Step(mine.config.model, nullptr, comm, step_options(mine.config))
-      .train(mine.planned.input, mine.planned.figures.targets, {});
 }
 
 Played play(const Config& config, const DataBlend& data, const Batch& batch, int num_workers,
@@ -106,12 +85,17 @@ Played play(const Config& config, const DataBlend& data, const Batch& batch, int
   for (const PlannedBatch& rank : planned) left_out += rank.targets_left_out;
   for (PlannedBatch& rank : planned) rank.figures.targets -= left_out;
   Played first;
+  const RunGrid run = run_grid(config, num_workers);
   const auto body = [&](Communicator& comm) {
     // A setting of the calling thread.
     at::set_num_threads(static_cast<int>(config.train.threads_per_rank));
-    const RankWork mine{config, planned[comm.rank()], num_workers, hooks};
-    if (comm.rank() >= num_workers) return serve(mine, comm);
-    Played played = work(mine, comm);
+    const PlannedBatch& mine = planned[comm.rank()];
+    if (comm.rank() >= num_workers) {  // a dedicated server
+      Step(config.model, nullptr, comm, step_options(config))
+          .train(mine.input, mine.figures.targets, {});
+      return;
+    }
+    Played played = work(config, mine, run, hooks, comm);
     if (comm.rank() == 0) first = std::move(played);
   };
   run_ranks(static_cast<int>(planned.size()), config.comm, body,
@@ -156,9 +140,9 @@ Difference compared(std::string name, const at::Tensor& many, const at::Tensor& 
 
 std::string describe(const Verification& v, const Difference& d) {
   const bool is_loss = &d == &v.loss_difference;
-  return fmt::format("{} on {} worker{} differs from one worker's{} by {:.1e}{} (bound {:.2g})",
-                     is_loss ? "the loss" : "the gradient of " + d.name, v.num_workers,
-                     v.num_workers == 1 ? "" : "s", d.zero ? ", which is zero," : "",
+  return fmt::format("{} on {} differs from one worker's{} by {:.1e}{} (bound {:.2g})",
+                     is_loss ? "the loss" : "the gradient of " + d.name,
+                     counted(v.num_workers, "worker"), d.zero ? ", which is zero," : "",
                      std::abs(d.value),  // NaN may have a sign
                      d.zero    ? ""
                      : is_loss ? " of its value"
@@ -219,8 +203,9 @@ Verification verify(const Config& config, int num_workers, const VerifyHooks& ho
     v.documents += static_cast<int64_t>(source.nano_batch.documents.size());
   v.loss_difference = compared("loss", at::scalar_tensor(v.loss, at::kDouble),
                                at::scalar_tensor(v.loss_of_one, at::kDouble), v.bound);
-  for (size_t i = 0; i < one.names.size(); ++i)
-    v.gradients.push_back(compared(one.names[i], many.gradients[i], one.gradients[i], v.bound));
+  const std::vector<Weight> weights = weight_table(config.model);
+  for (size_t i = 0; i < weights.size(); ++i)
+    v.gradients.push_back(compared(weights[i].name, many.gradients[i], one.gradients[i], v.bound));
   return v;
 }
 

@@ -17,10 +17,6 @@
 #include "distca/config/config.h"
 #include "distca/train/same_weights.h"
 
-namespace at {
-class Tensor;
-}
-
 namespace distca {
 
 /// How far something is from what it is on one worker.

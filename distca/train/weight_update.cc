@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <tuple>
 
 #include "distca/base/error.h"
 #include "distca/comm/as_on_device.h"
@@ -16,14 +15,15 @@
 namespace distca {
 namespace {
 
-/// In lanes, so that compilers make vectors of it. Not BLAS: its sums differ between machines and
-/// numbers of threads, and the norm scales every replica's update.
+/// The sum over a block, in lanes, so that compilers make vectors of it. Not BLAS: its sums differ
+/// between machines and numbers of threads, and the norm scales every replica's update.
 template <typename T>
-double square_sum(const T* values, int64_t count) {
+double square_sum(const T* values) {
   constexpr int64_t kLanes = 8;
+  static_assert(kFlatBlock % kLanes == 0);
   double lanes[kLanes] = {};
-  for (int64_t begin = 0; begin < count; begin += kLanes) {
-    for (int64_t lane = 0; lane < std::min(kLanes, count - begin); ++lane) {
+  for (int64_t begin = 0; begin < kFlatBlock; begin += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
       const auto value = static_cast<double>(values[begin + lane]);
       lanes[lane] += value * value;
     }
@@ -31,17 +31,6 @@ double square_sum(const T* values, int64_t count) {
   double sum = 0;
   for (const double lane : lanes) sum += lane;
   return sum;
-}
-
-/// Writes the sum of squares of each block of a slice.
-void put_square_sums_of_host(const at::Tensor& slice, double* sums) {
-  const int64_t blocks = slice.numel() / kFlatBlock;
-  for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t begin = block * kFlatBlock;
-    sums[block] = slice.scalar_type() == at::kDouble
-                      ? square_sum(slice.const_data_ptr<double>() + begin, kFlatBlock)
-                      : square_sum(slice.const_data_ptr<float>() + begin, kFlatBlock);
-  }
 }
 
 }  // namespace
@@ -140,11 +129,20 @@ int64_t WeightUpdate::first_block_of(const GradientBucket& bucket) const {
   return first_blocks_[ranks.front() % program_.stage.tensor.size];
 }
 
+/// Puts the sum of each block of a slice.
 void WeightUpdate::put_square_sums(const at::Tensor& slice, int64_t first_block) {
-  if (!device_squares_) return put_square_sums_of_host(slice, squares_.data() + first_block);
   const int64_t blocks = slice.numel() / kFlatBlock;
-  device_squares_->narrow(0, first_block, blocks)
-      .copy_(slice.view({blocks, kFlatBlock}).to(at::kDouble).square().sum(1));
+  if (device_squares_) {
+    device_squares_->narrow(0, first_block, blocks)
+        .copy_(slice.view({blocks, kFlatBlock}).to(at::kDouble).square().sum(1));
+    return;
+  }
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t begin = block * kFlatBlock;
+    squares_[first_block + block] = slice.scalar_type() == at::kDouble
+                                        ? square_sum(slice.const_data_ptr<double>() + begin)
+                                        : square_sum(slice.const_data_ptr<float>() + begin);
+  }
 }
 
 /// Every block is some rank's and zero on the others: the same bits for every number of ranks. Of
@@ -163,8 +161,8 @@ void WeightUpdate::sum_over_workers(double loss_sum) {
   std::copy_n(host.const_data_ptr<double>(), squares_.size(), squares_.begin());
 }
 
-/// Sums of squares and losses of all stages, from those of this one, in the order of the stages.
-std::pair<double, double> WeightUpdate::sum_of_stages(double squares, double loss) const {
+/// Makes sums of squares and losses of this stage those of all, in the order of the stages.
+void WeightUpdate::sum_over_stages(double& squares, double& loss) const {
   std::vector<double> of_stages(program_.stage.count + 1, 0.0);
   if (request_.workers->rank() == 0) {
     of_stages[program_.stage.index] = squares;
@@ -174,7 +172,7 @@ std::pair<double, double> WeightUpdate::sum_of_stages(double squares, double los
   ordered_sum(*request_.all_stages, std::span(of_stages), "gradient norm of all stages");
   loss = of_stages.back();
   of_stages.pop_back();
-  return {std::accumulate(of_stages.begin(), of_stages.end(), 0.0), loss};
+  squares = std::accumulate(of_stages.begin(), of_stages.end(), 0.0);
 }
 
 void WeightUpdate::norm(double loss_sum) {
@@ -183,7 +181,7 @@ void WeightUpdate::norm(double loss_sum) {
   double sum = 0;
   for (size_t i = 0; i + 1 < squares_.size(); ++i) sum += squares_[i];
   double loss = squares_.back();
-  if (program_.stage.count > 1) std::tie(sum, loss) = sum_of_stages(sum, loss);
+  if (program_.stage.count > 1) sum_over_stages(sum, loss);
   sum_ = {.norm = std::sqrt(sum), .loss_sum = loss};
   updates_ = !request_.accepts || request_.accepts(sum_);
   if (!updates_) return;

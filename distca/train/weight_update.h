@@ -10,8 +10,6 @@
 
 #include <functional>
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "distca/comm/communicator.h"
@@ -74,7 +72,7 @@ class WeightUpdate {
   void put_square_sums(const at::Tensor& slice, int64_t first_block);
   int64_t first_block_of(const GradientBucket& bucket) const;
   void sum_over_workers(double loss_sum);
-  std::pair<double, double> sum_of_stages(double squares, double loss) const;
+  void sum_over_stages(double& squares, double& loss) const;
 
   const Program& program_;
   const ExchangeBuffers& buffers_;

@@ -36,15 +36,14 @@ Program program_of(std::shared_ptr<const GradientExchange> gradients) {
                                .gradients = std::move(gradients)};
   ProgramBuilder builder(request, 1, ProgramBuilder::Waiting::kForWhatIsNeeded);
   const Visit& backward = builder.visits(/*slot=*/0)[1];
-  builder.loss(backward);
-  for (int layer = 2; layer >= 0; --layer) {
-    builder.post_attention(backward, layer);
-    builder.dispatch(backward, layer);
-    builder.combine(backward, layer);
-    builder.pre_attention(backward, layer);
+  builder.begin_visit(backward);
+  for (int turn = 0; turn < 3; ++turn) {
+    builder.start_layer(backward, turn);
+    builder.dispatch(backward, turn);
+    builder.combine(backward, turn);
+    builder.end_layer(backward, turn);
   }
-  builder.embed(backward);
-  builder.update();
+  builder.end_visit(backward);
   return builder.take();
 }
 
@@ -89,7 +88,8 @@ Trained train(const UpdateWay& way, int refused = -1) {
     at::set_num_threads(1);
     const LlamaConfig config = small(way.dtype);
     const StepOptions options{.distributed_optimizer = way.distributed, .bucket_mb = way.bucket_mb};
-    const auto gradients = gradient_exchange(config, options, comm.rank(), way.ranks);
+    const auto gradients =
+        gradient_exchange(config, options, whole_model(config), comm.rank(), way.ranks);
     const Llama model(config, 5, -1, main_params_of(options));
     Optimizer optimizer(model, 5, {.weight_decay = 0.1}, gradients);
     bytes[comm.rank()] = optimizer.state_bytes();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "distca/base/error.h"
+#include "distca/comm/aten_types.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/host_read.h"
 #include "distca/comm/tags.h"
@@ -27,8 +28,11 @@ struct Part {
   std::vector<Range> box;  // their place in the full tensor
 };
 
-/// The parts that the first replica of a stage sends, in order.
-std::vector<Part> parts_of(const LlamaConfig& model, const Stage& stage) {
+/// The parts that a rank sends to rank 0, one in each round: all that the first replica of a stage
+/// has, and none of the others.
+std::vector<Part> parts_of(const LlamaConfig& model, const RunGrid& run, int rank) {
+  if (rank == 0 || run.first_replica(rank) != rank) return {};
+  const Stage stage = run.stage_of(rank);
   const std::vector<Weight> table = weight_table(model, stage);
   std::vector<Part> parts;
   for (const KeptWeight& kept : kept_weights(model, stage)) {
@@ -48,13 +52,6 @@ std::vector<Part> parts_of(const LlamaConfig& model, const Stage& stage) {
   return parts;
 }
 
-/// Where messages of the group must lie.
-at::Device message_device(const Communicator& group) {
-  const int device = group.cuda_device();
-  return device < 0 ? at::Device(at::kCPU)
-                    : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device));
-}
-
 Message message(int peer, const at::Tensor& tensor) {
   DISTCA_CHECK(tensor.is_contiguous(), "rows of {} elements do not adjoin", tensor.numel());
   return {.peer = peer,
@@ -63,57 +60,46 @@ Message message(int peer, const at::Tensor& tensor) {
           .bytes = static_cast<int64_t>(tensor.nbytes())};
 }
 
-/// Returns true if a rank sends its parts to rank 0.
-bool sends(const RunGrid& run, int rank) { return rank > 0 && run.first_replica(rank) == rank; }
+/// [rank] What each of them sends.
+std::vector<std::vector<Part>> parts_of_all(const LlamaConfig& model, const RunGrid& run) {
+  std::vector<std::vector<Part>> parts;
+  for (int rank = 0; rank < run.num_workers(); ++rank) parts.push_back(parts_of(model, run, rank));
+  return parts;
+}
 
-/// The rounds in which ranks send their parts, one in each.
-size_t num_rounds(const RunGrid& run, const LlamaConfig& model) {
+size_t num_rounds(const std::vector<std::vector<Part>>& parts) {
   size_t rounds = 0;
-  for (int rank = 0; rank < run.num_workers(); ++rank) {
-    if (sends(run, rank)) rounds = std::max(rounds, parts_of(model, run.stage_of(rank)).size());
-  }
+  for (const std::vector<Part>& of_rank : parts) rounds = std::max(rounds, of_rank.size());
   return rounds;
 }
 
 /// On a first replica other than rank 0.
-void send(Communicator& all_workers, const std::vector<at::Tensor>& held,
-          const std::vector<Part>& parts, size_t rounds, const std::function<void()>& meet) {
-  for (size_t round = 0; round < rounds; ++round, meet()) {
-    if (round >= parts.size()) continue;
-    const Part& part = parts[round];
-    const at::Tensor rows = held[part.in_stage].narrow(0, part.rows.begin, part.rows.size());
-    const at::Tensor piece = rows.is_cpu() ? upload(rows, message_device(all_workers)) : rows;
-    const Message send = message(0, piece);
-    all_workers.exchange({&send, 1}, {}, kGathering)->wait();
-  }
+void send(Communicator& all_workers, const at::Tensor& held, const Part& part) {
+  const at::Tensor rows = held.narrow(0, part.rows.begin, part.rows.size());
+  const at::Device device = aten_device(all_workers.cuda_device());
+  const at::Tensor piece = rows.is_cpu() ? upload(rows, device) : rows;
+  const Message send = message(0, piece);
+  all_workers.exchange({&send, 1}, {}, kGathering)->wait();
 }
 
-/// A rank that sends its parts to rank 0.
-struct Sender {
-  int rank = 0;
-  std::vector<Part> parts;
-};
-
 /// On rank 0: of all senders side by side, so that none of them waits until another is done.
-void receive(Communicator& all_workers, const std::vector<Sender>& senders,
-             std::vector<at::Tensor>& weights, size_t rounds, const std::function<void()>& meet) {
-  const at::Device device = message_device(all_workers);
-  for (size_t round = 0; round < rounds; ++round, meet()) {
-    std::vector<Message> receives;
-    std::vector<std::pair<at::Tensor, at::Tensor>> landed;  // where it landed, where it belongs
-    for (const Sender& sender : senders) {
-      if (round >= sender.parts.size()) continue;
-      const Part& part = sender.parts[round];
-      const at::Tensor place = part_of(part.box, weights[part.in_model]);
-      const bool lands_there = device.is_cpu() && place.is_contiguous();
-      const at::Tensor landing =
-          lands_there ? place : at::empty(place.sizes(), place.options().device(device));
-      receives.push_back(message(sender.rank, landing));
-      if (!lands_there) landed.emplace_back(landing, place);
-    }
-    all_workers.exchange({}, receives, kGathering)->wait();
-    for (const auto& [landing, place] : landed) read_to(place, landing);
+void receive(Communicator& all_workers, const std::vector<std::vector<Part>>& parts, size_t round,
+             const std::vector<at::Tensor>& weights) {
+  const at::Device device = aten_device(all_workers.cuda_device());
+  std::vector<Message> receives;
+  std::vector<std::pair<at::Tensor, at::Tensor>> landed;  // where it landed, where it belongs
+  for (int rank = 0; rank < all_workers.size(); ++rank) {
+    if (round >= parts[rank].size()) continue;
+    const Part& part = parts[rank][round];
+    const at::Tensor place = part_of(part.box, weights[part.in_model]);
+    const bool lands_there = device.is_cpu() && place.is_contiguous();
+    const at::Tensor landing =
+        lands_there ? place : at::empty(place.sizes(), place.options().device(device));
+    receives.push_back(message(rank, landing));
+    if (!lands_there) landed.emplace_back(landing, place);
   }
+  all_workers.exchange({}, receives, kGathering)->wait();
+  for (const auto& [landing, place] : landed) read_to(place, landing);
 }
 
 }  // namespace
@@ -134,15 +120,27 @@ void WorkerWeights::set_recorder(TraceRecorder* recorder) {
   if (whole_group) all_workers.set_recorder(recorder);
 }
 
+UpdateRequest update_of(WorkerWeights* weights) {
+  if (weights == nullptr) return {};
+  return {.optimizer = &weights->optimizer,
+          .workers = &weights->workers,
+          .all_stages = weights->whole_group ? &weights->all_workers : nullptr};
+}
+
 std::vector<at::Tensor> gather_parts(Communicator& all_workers, const RunGrid& run,
                                      const LlamaConfig& model, const std::vector<at::Tensor>& mine,
                                      const std::function<void()>& meet) {
-  const Stage stage = run.stage_of(all_workers.rank());
-  const size_t rounds = num_rounds(run, model);
-  if (all_workers.rank() > 0) {
-    send(all_workers, mine, parts_of(model, stage), rounds, meet);
+  const int rank = all_workers.rank();
+  const std::vector<std::vector<Part>> parts = parts_of_all(model, run);
+  const size_t rounds = num_rounds(parts);
+  if (rank > 0) {
+    for (size_t round = 0; round < rounds; ++round, meet()) {
+      if (round >= parts[rank].size()) continue;
+      send(all_workers, mine[parts[rank][round].in_stage], parts[rank][round]);
+    }
     return {};
   }
+  const Stage stage = run.stage_of(rank);
   const std::vector<Weight> held = weight_table(model, stage);
   std::vector<at::Tensor> all;
   for (const Weight& weight : weight_table(model))
@@ -155,12 +153,7 @@ std::vector<at::Tensor> gather_parts(Communicator& all_workers, const RunGrid& r
       read_to(part_of(weight.box, all[own.in_model]), mine[own.in_stage]);
     }
   }
-  std::vector<Sender> senders;
-  for (int rank = 1; rank < run.num_workers(); ++rank) {
-    if (sends(run, rank))
-      senders.push_back({.rank = rank, .parts = parts_of(model, run.stage_of(rank))});
-  }
-  receive(all_workers, senders, all, rounds, meet);
+  for (size_t round = 0; round < rounds; ++round, meet()) receive(all_workers, parts, round, all);
   return all;
 }
 
@@ -173,7 +166,7 @@ std::vector<at::Tensor> gather_trained_weights(Communicator& comm, WorkerWeights
   const auto meet = [&comm] { barrier(comm, kGathering); };
   if (!main_params.empty())
     return gather_parts(weights->all_workers, run, model, main_params, meet);
-  for (size_t round = num_rounds(run, model); round > 0; --round) meet();
+  for (size_t round = num_rounds(parts_of_all(model, run)); round > 0; --round) meet();
   return {};
 }
 

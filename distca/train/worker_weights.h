@@ -3,9 +3,7 @@
 // groups in which the workers agree on a step. Thread rule: one thread.
 //
 //     WorkerWeights weights(config, comm, run);
-//     step.train(input, num_targets, {.optimizer = &weights.optimizer,
-//                                     .workers = &weights.workers,
-//                                     .all_stages = weights.all_stages(), ...});
+//     step.train(input, num_targets, update_of(&weights));
 //     const std::vector<at::Tensor> trained =
 //         gather_trained_weights(comm, &weights, run, config.model);
 
@@ -19,6 +17,7 @@
 #include "distca/config/run_grid.h"
 #include "distca/model/llama.h"
 #include "distca/train/optimizer.h"
+#include "distca/train/weight_update.h"
 
 namespace distca {
 
@@ -28,8 +27,6 @@ struct WorkerWeights {
   WorkerWeights(const Config& config, Communicator& comm, const RunGrid& run,
                 std::shared_ptr<const GradientExchange> exchange = nullptr);
 
-  /// The group for UpdateRequest::all_stages. It is null where each worker holds the whole model.
-  Communicator* all_stages() { return whole_group ? &all_workers : nullptr; }
   /// Records what the groups do in `recorder`. Null means that it is not recorded.
   void set_recorder(TraceRecorder* recorder);
 
@@ -42,6 +39,10 @@ struct WorkerWeights {
   /// All ranks that hold weights, traced.
   TracedCommunicator all_workers;
 };
+
+/// The request of a step with these weights, whose learning rate and limits the caller sets.
+/// Without weights, as on a dedicated server, it names none.
+UpdateRequest update_of(WorkerWeights* weights);
 
 /// Brings what the first replicas have of all weights, one tensor for each weight that they hold in
 /// the type of a weight or its gradient, to rank 0. There it is returned in the order of the

@@ -68,7 +68,7 @@ TEST(WorkerWeights, of_all_stages_come_to_rank_0_as_the_main_params_are) {
               EXPECT_TRUE(gather_trained_weights(comm, nullptr, run, config.model).empty());
               return;
             }
-            EXPECT_EQ(weights->all_stages() != nullptr, run.divides_model());
+            EXPECT_EQ(update_of(weights).all_stages != nullptr, run.divides_model());
             EXPECT_EQ(weights->all_workers.size(), way.workers());
             EXPECT_EQ(weights->workers.size(), way.replicas * way.tensor);
             testing::set_known_state(*weights);

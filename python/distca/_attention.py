@@ -172,9 +172,8 @@ def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_
             documents = documents_of(cu_seqlens_q, q.shape[0], state)
             return ops.begin(name, documents, in_pieces(cu_seqlens_q), q, k, v, served.scale, served.window_left, work, kernel)
 
-        name, work = (name_of(group), served.linear_work) if is_shared else ("", 0)
+        name, work, number = (name_of(group), served.linear_work, served.layer) if is_shared else ("", 0, _ALONE)
         step = _forward_of(cu_seqlens_q, name, served.layer, begin).step if is_shared else _local_step(cu_seqlens_q, begin)
-    number = served.layer if is_shared else _ALONE
     return Handle(ops.dispatch(q, k, v, step, number, served.scale, served.window_left, work, kernel), (q, k, v), head_dim_v,
                   _versions_of((q, k, v)) if served.trains else ())
 

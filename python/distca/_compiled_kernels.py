@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from distca._kernels import FORMAT, HEAD_DIMS, INSTALL, VERSION, WARNING, BadInput, check_ours, manifest_of, requirements
+from distca._kernels import FORMAT, INSTALL, VERSION, WARNING, BadInput, check_ours, manifest_of, requirements
 from distca._ops import ops
 
 
@@ -48,23 +48,21 @@ def _check(folder, words):
     try:
         manifest = manifest_of(folder)
     except (FileNotFoundError, NotADirectoryError):
-        manifest = None
+        if not _is_importable():
+            raise BadInput(f"there is no {folder}: {INSTALL}, or {words} elsewhere") from None
+        check_ours(folder)
+        requirements(torch)
     except OSError as fault:
         raise BadInput(f"{file} cannot be read: {fault.strerror}") from None
-    if manifest is not None:
+    else:
         if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
             raise BadInput(f"{file} is damaged, or not of version {VERSION}: remove {folder}, and build it again")
-        return
-    if not _is_importable():
-        raise BadInput(f"there is no {folder}: {INSTALL}, or {words} elsewhere")
-    check_ours(folder)
-    requirements(torch)
 
 
 def _why_not(head_dim, dtype, heads_of_a_key_head, capability, head_dim_v) -> str:
     if capability != (9, 0):
         return f"kernel = 'fa4' is for Hopper (sm_90), and the device is sm_{capability[0]}{capability[1]}"
-    if str(head_dim) not in HEAD_DIMS or head_dim_v != head_dim:
+    if head_dim not in (64, 128) or head_dim_v != head_dim:  # others pad their sums
         return f"kernel = 'fa4' computes head_dim 64 or 128, the same of q, k and v, not {head_dim} and {head_dim_v}"
     try:
         _check(_folder(head_dim, dtype, heads_of_a_key_head),

@@ -6,22 +6,20 @@ import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Mapping
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from distca._group import name_of, note_given, resolved
+from distca._group import name_of, note_given
 from distca._nano_batches import Part, deal, find_documents
 from distca._ops import ops
-from distca.pieces import cut, position_ids
+from distca.pieces import cut, position_ids, rank_of
 from distca.plan import plan_batch
 
 IGNORED = -100  # a target that is none
 DEALT = "distca_dealt"  # the item of a step that says what lies where: an object, as tensors may be copied on their way
 _OF_BATCH = ("attention_mask", "labels", "num_items_in_batch", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-_GRADIENTS = ("mean", "sum")
 _END = object()  # in place of a batch where a loader has no more
 _SAME_BATCH = ("ranks {} and {} gave the same tokens: divide the loader among the ranks before it is dealt "
                "(accelerator.prepare(loader), DistributedSampler)")
@@ -31,35 +29,36 @@ class Dealt:
     """A step as one rank sees it: its pieces, and how rows travel from the ranks whose loaders gave them.
 
     It is no dataclass. DDP and FSDP rebuild those on the way to the model, and what the model notes in a copy is lost.
+
+    name: of the group.
+    pieces: [nano-batches] its pieces, as attention gets them.
+    rows: [nano-batches] of how many rows.
+    targets: of the step on all ranks.
+    samples: that their loaders have put into it: its rows, or its documents where these are packed in one row.
+    is_cut: some rank has a piece that does not begin its document.
+    sends: of the rows that this rank's loader gave, those that go to each rank.
+    receives: of this rank's rows, those that come from each rank.
     """
 
-    def __init__(self, name, pieces, rows, targets, samples, is_cut, routes):
-        self.name = name  # of the group
-        self.pieces = pieces  # [nano-batches] its pieces, as attention gets them
-        self.rows = rows  # [nano-batches] of how many rows
-        self.targets = targets  # of the step on all ranks
-        self.samples = samples  # that their loaders have put into it: its rows, or its documents where these are packed in one row
-        self.is_cut = is_cut  # some rank has a piece that does not begin its document
-        self.own = routes.own  # the rows that this rank's loader gave
-        self.sends, self.sent = routes.sends, routes.sent  # [ranks] how many go to each; [own] which ones, rank by rank
-        # [ranks] how many rows come from each; [rows] which rows of this rank these are, rank by rank
-        self.receives, self.received = routes.receives, routes.received
-        self.is_last = False  # no step comes after it
-        self.is_taken = False  # an attached model was called with it
-        self.trained = 0  # how often, with gradients
-        self.is_missed = False  # an attached model was called with its tokens and without it, in training
+    is_last = False  # no step comes after it
+    is_taken = False  # an attached model was called with it
+    trained = 0  # how often, with gradients
+    is_missed = False  # an attached model was called with its tokens and without it, in training
+
+    def __init__(self, **fields):
+        vars(self).update(fields)
 
     def deal(self, rows):
         """[own, ...] -> [rows, ...]"""
-        return self._exchanged(rows, self.sent, self.sends, self.receives, self.received)
+        return self._exchanged(rows, self.sends, self.receives)
 
     def back(self, rows):
         """[rows, ...] -> [own, ...]"""
-        return self._exchanged(rows, self.received, self.receives, self.sends, self.sent)
+        return self._exchanged(rows, self.receives, self.sends)
 
-    def _exchanged(self, rows, chosen, sends, receives, places):
-        got = ops.exchange_rows(self.name, rows.detach().cpu()[chosen].contiguous(), sends, receives)
-        return torch.empty_like(got).index_copy_(0, places, got).to(rows.device)
+    def _exchanged(self, rows, sends, receives):
+        got = ops.exchange_rows(self.name, rows.detach().cpu()[sends.rows].contiguous(), sends.counts, receives.counts)
+        return torch.empty_like(got).index_copy_(0, receives.rows, got).to(rows.device)
 
     def parts(self, trains) -> list:
         """[nano-batches] The rows and pieces of each, for a forward of an attached model.
@@ -88,7 +87,7 @@ def _steps_with(shape):
     """(a step over several ranks, its input_ids), for each that is in use and has this shape."""
     for dealt, reference in list(_input_ids_of.items()):
         mine = reference()
-        if mine is not None and mine.shape == shape and mine.numel() and len(dealt.sends) > 1:
+        if mine is not None and mine.shape == shape and mine.numel() and len(dealt.sends.counts) > 1:
             yield dealt, mine
 
 
@@ -165,18 +164,19 @@ class Dealer:
 
         None: the caller's module is given pieces.
         """
-        self.group, self.shape, self.nano_batches, self.gradients = group, shape, nano_batches, gradients
+        head_dim = shape.head_dim + -shape.head_dim % 8  # of any size in attention, which rounds it up, too
+        self.group, self.shape = group, shape._replace(head_dim=head_dim)
+        self.nano_batches, self.gradients = nano_batches, gradients
         self.device, self.is_plain = device or "cpu", device is None
         self.has_warned = False
         self.gives_labels = False  # besides shift_labels: all -100, so that a model computes its loss
         self.samples = None  # [batches of this rank's loader] how many samples each has, where that is known
         self.under_way = None  # the step that was yielded last, while a loop runs
-        of = resolved(group)
-        self.rank, self.ranks = (dist.get_rank(of), dist.get_world_size(of)) if of is not None else (0, 1)
+        self.rank, self.ranks = rank_of(group)
         self.at_once = self.ranks if at_once is None else at_once
         if not isinstance(self.at_once, int) or self.at_once < 1 or self.ranks % self.at_once:
             raise ValueError(f"at_once = {at_once!r}: how many of {self.ranks} ranks' batches make a step, a divisor of it")
-        if gradients not in _GRADIENTS:
+        if gradients not in ("mean", "sum"):
             raise ValueError(f"gradients = {gradients!r}: 'mean' or 'sum'")
 
     def told(self, batch, batches, error) -> tuple[dict, list]:
@@ -221,17 +221,18 @@ class Dealer:
         pieces, layout = _laid_out(lengths, self.ranks, self.shape, self.nano_batches)
         mine = [torch.tensor(of_part, dtype=torch.int64, device="cpu").view(-1, 3) for of_part in pieces[self.rank]]
         padding = torch.tensor([[-1 - self.rank, 0, 1]], device="cpu")
+        sends, receives = _routes(self.rank, layout, begins)
         dealt = Dealt(
-            name_of(self.group),
-            [seg if self.is_plain or len(seg) else padding.clone() for seg in mine],
-            [sum(end - begin for _, begin, end in of_part) for of_part in pieces[self.rank]],
-            sum(one.get("targets", 0) for one in givers),
-            sum(one.get("samples", 0) for one in givers),
-            any(begin for of_rank in pieces for of_part in of_rank for _, begin, _ in of_part),
-            _routes(self.rank, layout, begins),
+            name=name_of(self.group),
+            pieces=[seg if self.is_plain or len(seg) else padding.clone() for seg in mine],
+            rows=[sum(end - begin for _, begin, end in of_part) for of_part in pieces[self.rank]],
+            targets=sum(one.get("targets", 0) for one in givers),
+            samples=sum(one.get("samples", 0) for one in givers),
+            is_cut=any(begin for of_rank in pieces for of_part in of_rank for _, begin, _ in of_part),
+            sends=sends, receives=receives,
         )
         names, flags = next(((one["names"], one["flags"]) for one in said if "names" in one), (["input_ids", "shift_labels"], []))
-        own = [columns[name].long() for name in names] if dealt.own else [torch.zeros(0, dtype=torch.int64, device="cpu")] * len(names)
+        own = [columns[name].long() for name in names] if len(dealt.sends.rows) else [torch.zeros(0, dtype=torch.int64, device="cpu")] * len(names)
         rows = dealt.deal(torch.stack(own, 1))
         batch = {name: rows[:, i][None].to(torch.bool if name in flags else torch.int64).contiguous() for i, name in enumerate(names)}
         if "position_ids" not in batch:
@@ -245,52 +246,43 @@ class Dealer:
         batch[DEALT] = dealt
         return batch
 
-    def items(self, targets):
-        """What the sum of a rank's losses is divided by."""
-        return max(targets, 1) / (self.ranks if self.gradients == "mean" else 1)
-
     def each(self, loader):
         """The batches of this rank. Raises RuntimeError where one rank's loader ends before another's."""
-        batches, count = iter(loader), 0
-        while True:
-            batch, columns, said = self._next(batches, count)
+        for columns, said in self._told_of(loader):
             for rank, one in enumerate(said):
                 if one["ended"] != said[0]["ended"]:
                     ended, other = (rank, 0) if one["ended"] else (0, rank)
                     raise RuntimeError(f"the loader of rank {ended} ended after {said[ended]['batches']} batches, that of rank "
                                        f"{other} goes on: all ranks have equally many batches (drop_last=True)")
-            if batch is _END:
-                return
-            count += 1
             note_given(name_of(self.group), [one.get("lengths", ()) for one in said])
             for first in range(0, self.ranks, self.at_once):
                 yield self.dealt(columns, said, first)
 
     def until_all_have_ended(self, loader):
         """The same, where ranks may have unequal numbers of batches, and steps without tokens are left out."""
-        batches, count = iter(loader), 0
-        while True:
-            _, columns, said = self._next(batches, count)
-            if all(one["ended"] for one in said):
-                return
-            count += 1
+        for columns, said in self._told_of(loader):
             for first in range(0, self.ranks, self.at_once):
                 if any(one.get("lengths") for one in said[first : first + self.at_once]):
                     yield self.dealt(columns, said, first)
 
-    def _next(self, batches, count):
-        """(the next batch or _END, what `told` returns of it). An error of this rank's loader is raised on all ranks."""
-        batch = error = None
-        try:
-            batch = next(batches, _END)
-        except Exception as raised:
-            error = raised
-        try:
-            return batch, *self.told(batch, count, error)
-        except RuntimeError:
-            if error is not None:
-                raise error from None
-            raise
+    def _told_of(self, loader):
+        """What `told` returns of each batch, until all ranks' have ended. An error of this rank's loader is raised on all."""
+        batches = iter(loader)
+        for number in count():
+            batch = error = None
+            try:
+                batch = next(batches, _END)
+            except Exception as raised:
+                error = raised
+            try:
+                columns, said = self.told(batch, number, error)
+            except RuntimeError:
+                if error is not None:
+                    raise error from None
+                raise
+            if all(one["ended"] for one in said):
+                return
+            yield columns, said
 
     def sums_of(self, mine) -> list:
         """The sums over all ranks, in their order."""
@@ -312,18 +304,15 @@ def _laid_out(lengths, ranks, shape, nano_batches):
     return pieces, layout
 
 
-class _Routes(NamedTuple):
-    """How rows travel, as `Dealt` says it."""
+class _Rows(NamedTuple):
+    """Rows that travel between a rank and all ranks."""
 
-    own: int
-    sends: list
-    sent: torch.Tensor
-    receives: list
-    received: torch.Tensor
+    rows: torch.Tensor  # which ones, rank by rank
+    counts: list  # [ranks] how many
 
 
-def _routes(rank, layout, begins) -> _Routes:
-    """Those of a rank.
+def _routes(rank, layout, begins) -> tuple[_Rows, _Rows]:
+    """What a rank sends and receives.
 
     layout: [ranks] the ranges of each rank's rows in the batch. begins: [ranks + 1] where the rows that each rank gives begin.
     """
@@ -334,14 +323,12 @@ def _routes(rank, layout, begins) -> _Routes:
     for begin, end in layout[rank]:
         while begin < end:
             giver = bisect_right(begins, begin) - 1
-            count = min(end, begins[giver + 1]) - begin
-            received[giver].append(_run(row, row + count))
-            begin, row = begin + count, row + count
+            rows = min(end, begins[giver + 1]) - begin
+            received[giver].append(_run(row, row + rows))
+            begin, row = begin + rows, row + rows
 
     def joined(parts):
-        return torch.cat([one for of_rank in parts for one in of_rank] or [_run(0, 0)])
+        rows = torch.cat([one for of_rank in parts for one in of_rank] or [_run(0, 0)])
+        return _Rows(rows, [sum(map(len, of_rank)) for of_rank in parts])
 
-    def counts(parts):
-        return [sum(map(len, of_rank)) for of_rank in parts]
-
-    return _Routes(last - first, counts(sent), joined(sent), counts(received), joined(received))
+    return joined(sent), joined(received)

@@ -69,7 +69,8 @@ class _Layer:
         self._to_come, self._within = set(bodies), set()
         self._first = None  # body to come
         self._is_deferred = False
-        self._outer = {name: vars(group).get(name) for name in ("pre_forward", "reshard")}  # of a ping_pong around this
+        # Those of a ping_pong around this one.
+        self._outer = {name: vars(group)[name] for name in ("pre_forward", "reshard") if name in vars(group)}
         self._pre_forward, self._reshard = group.pre_forward, group.reshard
         group.pre_forward, group.reshard = self._enter, self._leave
 
@@ -126,8 +127,5 @@ class _Layer:
     def give_back(self):
         if self._is_deferred or self._within:  # a body raised: what stays gathered would be old in the next forward
             self._reshard_after_forward()
-        for name, outer in self._outer.items():
-            if outer is None:
-                delattr(self._group, name)
-            else:
-                setattr(self._group, name, outer)
+        del self._group.pre_forward, self._group.reshard
+        vars(self._group).update(self._outer)

@@ -23,18 +23,25 @@ import torch.distributed as dist
 
 from distca._ops import ops
 
-_BACKENDS = (None, "gloo", "nccl")
 _MOST_SECONDS = 10**9
 _GLOO_KEYS = "distca/distca/gloo"  # in the store: where the last rank that ends deletes them (heartbeat.cc)
 
 _names = weakref.WeakKeyDictionary()  # process group of the caller -> the name of ours on its ranks
-_opened_on = {}  # our name -> the caller's group (a weak reference) and our own
+_open = {}  # our name -> _Open
 _counts = {}  # ranks -> how many groups of ours they have opened
-_openings = {}  # our name -> backend, timeout_s, startup_timeout_s
-_given = {}  # our name -> the sum over dealt steps of max/mean as the loaders gave them, and how many steps
-_ahead = {}  # our name -> that of another group of ours on the same ranks, for messages of a thread
 _alone = []  # not empty within by_itself()
 _at_exit = []
+
+
+@dataclass
+class _Open:
+    """A group of ours."""
+
+    theirs: weakref.ref  # the caller's group
+    own: object  # the process group
+    opening: tuple  # backend, timeout_s, startup_timeout_s
+    given: tuple = (0.0, 0)  # the sum over dealt steps of max/mean as the loaders gave them, and how many steps
+    ahead: str = ""  # the name of another group of ours on the same ranks, for messages of a thread
 
 
 @dataclass(frozen=True)
@@ -80,30 +87,25 @@ def init(group=None, *, backend: str | None = None, timeout_s: float = 600.0, st
         return
     if group in _names:
         raise ValueError("the group is open: call distca.init before the first attention, and once")
-    if backend not in _BACKENDS:
+    if backend not in (None, "gloo", "nccl"):
         raise ValueError(f"backend = {backend!r}: None, 'gloo' or 'nccl'")
     if not all(0 < seconds < _MOST_SECONDS for seconds in (timeout_s, startup_timeout_s)):
         raise ValueError(f"timeout_s = {timeout_s}, startup_timeout_s = {startup_timeout_s}: seconds, above 0 and below "
                          f"{_MOST_SECONDS}")
-    opening = backend or "", timeout_s, startup_timeout_s
-    _names[group] = _opened(group, *opening)
-    _openings[_names[group]] = opening
+    _names[group] = _opened(group, backend or "", timeout_s, startup_timeout_s)
 
 
 def _forget_destroyed():
     """Ends groups of ours whose process groups the program has destroyed."""
-    for name, (theirs, _) in [*_opened_on.items()]:
-        if theirs() in dist.distributed_c10d._world.pg_map:
+    for name, one in [*_open.items()]:
+        if one.theirs() in dist.distributed_c10d._world.pg_map:
             continue
-        for names in (_names, _ahead):
-            for key in [key for key, value in names.items() if value == name]:
-                del names[key]
-        _openings.pop(name, None)
-        _given.pop(name, None)
+        for group in [group for group, own in _names.items() if own == name]:
+            del _names[group]
         _forget_forwards(name)
         ops.close(name)
         torch._C._distributed_c10d._unregister_process_group(name)
-        del _opened_on[name]
+        del _open[name]
 
 
 def _forget_forwards(name=None):
@@ -113,12 +115,12 @@ def _forget_forwards(name=None):
         forwards.pop(name, None) if name else forwards.clear()
 
 
-def _opened(group, backend, timeout_s, startup_timeout_s) -> str:
+def _opened(group, *opening) -> str:
     """The name of a new group of ours on the ranks of the caller's, which all of them ask for."""
-    own = _gloo_group(group, startup_timeout_s)
-    ops.open(own.group_name, backend, timeout_s, startup_timeout_s)
+    own = _gloo_group(group, opening[-1])
+    ops.open(own.group_name, *opening)
     _forget_destroyed()  # only now: all have met, and none waits for messages of groups before
-    _opened_on[own.group_name] = weakref.ref(group), own
+    _open[own.group_name] = _Open(weakref.ref(group), own, opening)
     if not _at_exit:
         _at_exit.append(atexit.register(_close_all))
     return own.group_name
@@ -148,7 +150,7 @@ def _close_all():
     """Says goodbye to the other ranks. After an error that nobody caught, it waits for none of them."""
     _forget_forwards()
     failed = hasattr(sys, "last_value")
-    for name in [] if failed else [*_names.values(), *_ahead.values()]:
+    for name in [] if failed else [*_names.values(), *(one.ahead for one in _open.values() if one.ahead)]:
         try:
             ops.throw_if_failed(name)
         except RuntimeError as error:
@@ -192,10 +194,11 @@ def _open_name_of(group) -> str | None:
 
 def ahead_of(group) -> str:
     """The name of a second group on the same ranks, for a thread beside the one that trains. All ranks call it."""
-    name = name_of(group)
-    if name and name not in _ahead:
-        _ahead[name] = _opened(resolved(group), *_openings[name])
-    return _ahead.get(name, "")
+    if not (name := name_of(group)):
+        return ""
+    one = _open[name]
+    one.ahead = one.ahead or _opened(resolved(group), *one.opening)
+    return one.ahead
 
 
 def synchronize(group=None) -> None:
@@ -216,7 +219,8 @@ def statistics(group=None) -> Statistics:
     if name is None:
         return Statistics(0, 0, 0, 0)
     *counts, plans = ops.counts(name)
-    return Statistics(*counts, plans + (ops.counts(_ahead[name])[-1] if name in _ahead else 0))
+    ahead = name and _open[name].ahead
+    return Statistics(*counts, plans + (ops.counts(ahead)[-1] if ahead else 0))
 
 
 @dataclass(frozen=True)
@@ -259,16 +263,16 @@ def report(group=None) -> Report:
     if not calls:
         return Report(0, 1.0, 1.0, 0.0)
     before, after, sent_bytes = (value / calls for value in ops.balance(name))
-    given = _given.get(name)
-    return Report(calls, given[0] / given[1] if given else before, after, sent_bytes / dist.get_world_size(resolved(group)))
+    total, steps = _open[name].given
+    return Report(calls, total / steps if steps else before, after, sent_bytes / dist.get_world_size(resolved(group)))
 
 
 def note_given(name, lengths):
     """Notes what a step would be without dealing. lengths: [ranks][documents] that the loaders gave."""
     pairs = [sum(length * (length + 1) for length in of_rank) for of_rank in lengths]
-    if sum(pairs):
-        total, steps = _given.get(name, (0.0, 0))
-        _given[name] = total + max(pairs) * len(pairs) / sum(pairs), steps + 1
+    if name and sum(pairs):
+        total, steps = _open[name].given
+        _open[name].given = total + max(pairs) * len(pairs) / sum(pairs), steps + 1
 
 
 def balanced_calls() -> int:

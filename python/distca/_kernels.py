@@ -2,7 +2,8 @@
 
   python3 distca-kernels OUT ARCH HEAD_DIM DTYPE HEADS_OF_A_KEY_HEAD {overwrite|keep|share}
 
-keep: OUT must not exist. share: where OUT exists once it is this one's turn, another one has made it.
+Whoever starts it has checked the words (cli/kernels.cc, _served.py, _compiled_kernels.py). keep: OUT must not exist. share:
+where OUT exists once it is this one's turn, another one has made it.
 
 No GPU is needed, but PyTorch, flash-attn-4 with what compiles it, and a C compiler. The folder OUT gets a
 shared object for each kernel, which needs CUDA's run-time library alone and has the C interface of TVM FFI, and
@@ -16,7 +17,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -36,11 +36,9 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
 PACKAGES = ("flash-attn-4", "nvidia-cutlass-dsl", "triton", "torch")
 INSTALL = "pip install 'flash-attn-4>=4.0.0b36' 'nvidia-cutlass-dsl[cu13]' triton"
 ARCHITECTURES = {"sm_90": ("sm_90a", "132")}  # the compiler's name, and multiprocessors
-DTYPES = ("bfloat16",)
 FORMAT, VERSION = "distca-kernels", 1  # of manifest.json
 TRIED = "4.0.0b36"  # the version of flash-attn-4 whose kernels were compiled and checked (scripts/check_kernels.sh)
 WARNING = "distca: warning: "
-HEAD_DIMS = ("64", "128")  # others pad their sums
 MASKS = ("causal", "full", "window")
 # TVM FFI, as far as kernels call it: the stream that their caller gives, and the words of an error.
 INTERFACE = r"""
@@ -83,13 +81,10 @@ class BadInput(Exception):
 
 
 def versions():
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            raise BadInput(f"kernels of FlashAttention 4 need the package {name}: {INSTALL}") from None
-    return found
+    try:
+        return {name: importlib.metadata.version(name) for name in PACKAGES}
+    except importlib.metadata.PackageNotFoundError as fault:
+        raise BadInput(f"kernels of FlashAttention 4 need the package {fault.name}: {INSTALL}") from None
 
 
 def c_compiler():
@@ -174,12 +169,11 @@ class Compiler:
                 lambda: attention._flash_attn_fwd(q, k, v, seqused_k=used, return_lse=True, **words))
             o, d_o = self.tensor(*q.shape), self.tensor(*q.shape)
             lse = self.tensor(q.shape[1], q.shape[0], dtype=self.torch.float32)
-            backward = {}
-            for deterministic in (False, True):
+            made = {"forward": forward}
+            for name, deterministic in (("backward", False), ("backward_deterministic", True)):
                 self.behind.keys_asked = []
-                [backward[deterministic]] = self.backward.kernels(
+                [made[name]] = self.backward.kernels(
                     lambda: attention._flash_attn_bwd(q, k, v, o, d_o, lse, deterministic=deterministic, **words))
-        made = {"forward": forward, "backward": backward[False], "backward_deterministic": backward[True]}
         # Of dQ, and where several heads share a key head of dK and dV.
         for name, key in zip(("behind_backward_q", "behind_backward_kv"), self.behind.keys_asked):
             made[name] = self.behind[key]
@@ -276,22 +270,8 @@ def alone(out):
         os.close(file)
 
 
-def put(made, out):
-    """Moves a folder into place; an older one is there until then."""
-    old = made.with_name("old")
-    if out.exists():
-        out.rename(old)
-    made.rename(out)
-
-
 def main(out, arch, head_dim, dtype, heads_of_a_key_head, how):
     out = Path(out)
-    if arch not in ARCHITECTURES:
-        raise BadInput(f"--arch {arch}: kernels can be compiled for {', '.join(ARCHITECTURES)}")
-    if dtype not in DTYPES:
-        raise BadInput(f"--dtype {dtype}: one of {', '.join(DTYPES)}")
-    if head_dim not in HEAD_DIMS:
-        raise BadInput(f"--head-dim {head_dim}: one of {', '.join(HEAD_DIMS)}")
     if out.exists() and how == "keep":
         raise BadInput(f"{out} exists; --overwrite replaces it")
     if how == "overwrite":
@@ -313,7 +293,9 @@ def main(out, arch, head_dim, dtype, heads_of_a_key_head, how):
         except Exception as fault:  # of the packages and their compiler
             raise BadInput(f"flash-attn-4 {versions()['flash-attn-4']} cannot be compiled as {TRIED} can: "
                            f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}") from fault
-        put(made, out)
+        if out.exists():
+            out.rename(made.with_name("old"))
+        made.rename(out)
     print(f"{out}: {size / 2**20:.1f} MiB in {time.monotonic() - start:.1f} s", flush=True)
 
 

@@ -39,10 +39,6 @@ class Context:
         """[s / CP] Where in a sequence of s tokens those of this rank lie."""
         return position_ids(zigzag([0, s], self.group))
 
-    def is_of(self, group) -> bool:
-        """Whether the group has the same ranks in the same order."""
-        return tuple(dist.get_process_group_ranks(group)) == self.ranks
-
 
 def context_of(group, shared) -> Context:
     """group: the context-parallel ranks. shared: all ranks that share attention."""

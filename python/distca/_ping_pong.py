@@ -29,16 +29,11 @@ _FLAGS = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode",
           "_is_in_any_mode_without_ignore_compile_internals")
 
 
-def _load():
-    library = _library.load(_ops.LIBRARY, ctypes.PyDLL)  # which keeps Python's lock
-    library.distca_thread_state_copy.restype = ctypes.c_void_p
-    library.distca_thread_state_copy.argtypes = [ctypes.c_int]
-    for function in (library.distca_thread_state_swap, library.distca_thread_state_free):
-        function.restype, function.argtypes = None, [ctypes.c_void_p]
-    return library
-
-
-_LIBRARY = _load()
+_LIBRARY = _library.load(_ops.LIBRARY, {
+    "distca_thread_state_copy": (ctypes.c_void_p, ctypes.c_int),
+    "distca_thread_state_swap": (None, ctypes.c_void_p),
+    "distca_thread_state_free": (None, ctypes.c_void_p),
+}, ctypes.PyDLL)  # which keeps Python's lock
 
 
 def require_greenlet():
@@ -67,8 +62,7 @@ class _ThreadState:
     def swap(self):
         """Exchanges the thread's state and this one."""
         flags, self._flags = self._flags, self._flags_now()
-        for name, value in flags.items():
-            setattr(_python_dispatch, name, value)
+        vars(_python_dispatch).update(flags)
         if _FLAGS[-1] in flags:
             _python_dispatch.set_is_in_mode_without_ignore_compile_internals(flags[_FLAGS[-1]])
         _LIBRARY.distca_thread_state_swap(self._state)

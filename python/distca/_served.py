@@ -66,13 +66,12 @@ def _check_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k):
     _check_plain(q, k, v)
     if q.device.type not in ("cpu", "cuda"):
         raise ValueError(f"q is on {q.device}: attention is served on the CPU and on CUDA devices")
-    for name, tensor in (("k", k), ("v", v)):
-        if tensor.device != q.device:
-            raise ValueError(f"q is on {q.device} and {name} on {tensor.device}: one device for all three")
     for name, tensor in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if tensor.device.type != "cpu" and tensor.device != q.device:
             raise ValueError(f"q is on {q.device} and {name} on {tensor.device}: there or on the CPU")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.device != q.device:
+            raise ValueError(f"q is on {q.device} and {name} on {tensor.device}: one device for all three")
         if tensor.dim() != 3:
             raise ValueError(f"{name} has shape {list(tensor.shape)}: [tokens, heads, head_dim]")
         if tensor.dtype != q.dtype:
@@ -191,11 +190,10 @@ class Served:
     is_shared: bool  # all ranks compute together
     layer: int  # -1: none
     linear_work: int
-    kernel: str
 
 
 def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work,
-            kernel="auto") -> Served:
+            kernel) -> Served:
     """Of the arguments of `attention`. Raises ValueError. Where documents begin, `documents_of` checks."""
     _check_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k)
     _check_lengths(cu_seqlens_q, cu_seqlens_k)
@@ -213,10 +211,12 @@ def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_s
             raise ValueError(_UNNAMED)
     elif not torch.is_grad_enabled():
         refuse_reentrant_checkpoint()
-    return Served(window_left, scale, trains, is_shared, number, _whole("linear_work", linear_work), _kernel(kernel, q, k, v))
+    work = _whole("linear_work", linear_work)
+    _check_kernel(kernel, q, k, v)
+    return Served(window_left, scale, trains, is_shared, number, work)
 
 
-def _kernel(kernel, q, k, v):
+def _check_kernel(kernel, q, k, v):
     refuse(
         (kernel not in KERNELS, f"kernel = {kernel!r}: one of {', '.join(KERNELS)}"),
         (kernel in ("cpu", "reference") and q.is_cuda, f"kernel = {kernel!r} computes on the CPU, and q is on {q.device}"),
@@ -226,7 +226,6 @@ def _kernel(kernel, q, k, v):
     )
     if kernel == "fa4" and (reason := why_not(q, k, v)):
         raise ValueError(reason)
-    return kernel
 
 
 def refuse_extras(dropout_p=0.0, softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,

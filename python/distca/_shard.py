@@ -45,8 +45,7 @@ def shard(loader, shape: Shape, *, group=None, at_once: int | None = None, accum
     Errors. ValueError in one line about arguments. RuntimeError, on all ranks, names the rank whose batch cannot be dealt,
     has other items, or does not come.
     """
-    head_dim = shape.head_dim + -shape.head_dim % 8  # of any size in attention, which rounds it up, too
-    dealer = Dealer(group, shape._replace(head_dim=head_dim), at_once, 1, gradients)
+    dealer = Dealer(group, shape, at_once, 1, gradients)
     warn_of_scheduler(dealer, loader)
     return steps(dealer, loader, accumulate)
 
@@ -93,8 +92,8 @@ def unshard(values: torch.Tensor, batch) -> torch.Tensor:
     for each other.
     """
     dealt = batch[DEALT]
-    if values.dim() < 2 or values.shape[:2] != (1, len(dealt.received)):
-        raise ValueError(f"values have shape {list(values.shape)}: [1, {len(dealt.received)}, ...], a row for each token")
+    if values.dim() < 2 or values.shape[:2] != (1, len(dealt.receives.rows)):
+        raise ValueError(f"values have shape {list(values.shape)}: [1, {len(dealt.receives.rows)}, ...], a row for each token")
     return _Back.apply(values[0], dealt).unsqueeze(0)
 
 
@@ -112,13 +111,11 @@ class _Back(torch.autograd.Function):
 
 def samplers_of(loader) -> list:
     """What a loader takes samples by. Accelerate wraps one in another."""
-    found, wrappers = {}, [loader]
-    while wrappers:
-        wrapper = wrappers.pop()
+    found = [loader]
+    for wrapper in found:  # which grows
         within = [getattr(wrapper, name, None) for name in ("batch_sampler", "sampler")]
-        wrappers += [one for one in within if one is not None and id(one) not in found]
-        found |= {id(one): one for one in within if one is not None}
-    return list(found.values())
+        found += [one for one in within if one is not None and all(one is not other for other in found)]
+    return found[1:]
 
 
 @contextlib.contextmanager
@@ -192,7 +189,8 @@ class Steps:
     def _counted(self, batches):
         """The batches with the number of targets of each group that is accumulated. The last group may have fewer."""
         while group := [*islice(batches, self.accumulate)]:
-            items = self.dealer.items(sum(batch[DEALT].targets for batch in group))
+            targets = max(sum(batch[DEALT].targets for batch in group), 1)
+            items = targets / (self.dealer.ranks if self.dealer.gradients == "mean" else 1)
             for batch in group:
                 yield {**batch, "num_items_in_batch": items}
 

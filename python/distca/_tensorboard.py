@@ -79,9 +79,8 @@ class Events:
         mark = f".distca-{hashlib.sha256(os.fsencode(os.path.realpath(run))).hexdigest()[:8]}"
         folder = Path(folder)
         older = list(folder.glob(NAMES))
-        for path in older:
-            if path.suffix != mark:
-                raise Refused(f"{folder}: holds the events of another run: name another --tensorboard")
+        if any(path.suffix != mark for path in older):
+            raise Refused(f"{folder}: holds the events of another run: name another --tensorboard")
         folder.mkdir(parents=True, exist_ok=True)
         for path in older:
             path.unlink()
@@ -107,8 +106,7 @@ class Events:
 
 
 def say(**words):
-    sys.stdout.write(json.dumps(words) + "\n")
-    sys.stdout.flush()
+    print(json.dumps(words), flush=True)
 
 
 def main(folder, run):

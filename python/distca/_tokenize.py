@@ -117,10 +117,9 @@ def blocks(kind, paths):
                 if kind == "files":
                     files.append(contents(file, path, kind).read())
                     read += os.path.getsize(path)  # 0 of a pipe
-                    if sum(map(len, files)) < BLOCK_BYTES:
-                        continue
-                    yield (path, 1, files), read
-                    files, read = [], 0
+                    if sum(map(len, files)) >= BLOCK_BYTES:
+                        yield (path, 1, files), read
+                        files, read = [], 0
                     continue
                 inside = contents(file, path, kind)
                 while lines := inside.readlines(BLOCK_BYTES):

@@ -93,23 +93,24 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
         (others.get("position_bias") is not None, "position_bias: a bias of scores is not served"),
         (others.get("cache") is not None, "a paged cache of keys is not served"),
         (not causal, "attention that is not causal is not served"),
-        (distca_documents is None and _is_served(),
-         "the model keeps its keyword arguments from its attention: it is not served"),
-        (distca_documents is None and torch.is_grad_enabled() and query.requires_grad,
-         "attention is called by a model that is not attached: distca.transformers.attach(model), and call that model; a model "
-         "whose configuration an attached one has, too, needs a copy of its own (copy.deepcopy(config))"),
-        (distca_documents is not None and key.shape[2] != query.shape[2],
-         f"{query.shape[2]} queries and {key.shape[2]} keys: cross attention is not served"),
-        (distca_documents is not None and attention_mask is not None and not ours,
-         "the model makes a mask of its own for its attention: it is not served"),
-        (distca_documents is not None and ours and attention_mask.shape[1] == 0,
-         "the model has a mask that is neither causal nor causal with a window: it is not served"),
-        (distca_documents is not None and attention_mask is None and sliding_window is not None,
-         f"sliding_window = {sliding_window} and no mask that has it: it is not served"),
     )
     if distca_documents is None:  # generation
+        refuse(
+            (_is_served(), "the model keeps its keyword arguments from its attention: it is not served"),
+            (torch.is_grad_enabled() and query.requires_grad,
+             "attention is called by a model that is not attached: distca.transformers.attach(model), and call that model; a model "
+             "whose configuration an attached one has, too, needs a copy of its own (copy.deepcopy(config))"),
+        )
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, is_causal=causal,
                                       **others)
+    refuse(
+        (key.shape[2] != query.shape[2], f"{query.shape[2]} queries and {key.shape[2]} keys: cross attention is not served"),
+        (attention_mask is not None and not ours, "the model makes a mask of its own for its attention: it is not served"),
+        (ours and attention_mask.shape[1] == 0,
+         "the model has a mask that is neither causal nor causal with a window: it is not served"),
+        (attention_mask is None and sliding_window is not None,
+         f"sliding_window = {sliding_window} and no mask that has it: it is not served"),
+    )
     dtype = value.dtype
     if query.dtype == torch.float32 and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)

@@ -65,8 +65,8 @@ def dealer_of(model, decoder, attached, at_once, gradients, nano_batches=None) -
     if not _keeps_rows_apart(decoder):
         raise ValueError(f"{name} mixes tokens by something else than attention: documents that are cut over ranks are not served")
     guard_attention()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    shape = Shape(heads, getattr(config, "num_key_value_heads", None) or heads, head_dim + -head_dim % 8)
+    shape = Shape(heads, getattr(config, "num_key_value_heads", None) or heads,
+                  getattr(config, "head_dim", None) or config.hidden_size // heads)
     count = attached.nano_batches if nano_batches is None else nano_batches
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     device = next((weight.device for weight in decoder.parameters() if not weight.is_meta), torch.device("cpu"))

@@ -4,7 +4,6 @@ import functools
 
 import torch
 import transformers.trainer
-from accelerate.utils import DistributedType
 
 from distca._deal import DEALT, IGNORED
 from distca._served import refuse
@@ -24,6 +23,7 @@ def shard_trainer(trainer, dealer, of_evaluation, attached):
     args, accelerator = trainer.args, trainer.accelerator
     of_loss = getattr(trainer.compute_loss, "__func__", trainer.compute_loss)  # one that was set on the trainer itself, too
     own_loss = own_loss_of(attached)
+    check_accelerate(None)
     refuse(
         (hasattr(trainer, "distca_dealer"), "the steps of this trainer are dealt already"),
         (not (getattr(of_loss, "__module__", None) or "").startswith(_LOSSES),
@@ -41,7 +41,6 @@ def shard_trainer(trainer, dealer, of_evaluation, attached):
         (not args.average_tokens_across_devices, "average_tokens_across_devices = False: ranks have unequal numbers of targets, "
                                                  "set it to True"),
         (bool(args.neftune_noise_alpha), "neftune_noise_alpha: its noise is scaled by the rows of a rank, and not served"),
-        (accelerator.distributed_type == DistributedType.DEEPSPEED, "DeepSpeed is not served: DDP or FSDP2"),
         (accelerator.dispatch_batches is True, "dispatch_batches = True: each rank reads its own batches, set it to False"),
         (dealer.ranks != accelerator.num_processes, f"the model shares attention among {dealer.ranks} ranks, and the trainer has "
                                                     f"{accelerator.num_processes}: attach the model to all of them"),

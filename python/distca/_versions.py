@@ -16,27 +16,14 @@ TRANSFORMERS = ("5.2", "5.24")
 MEGATRON = ("0.16", "0.19")
 TORCHTITAN = ("0.3", "0.3")
 
-_OLDER = {  # what was seen with an older one
-    "PyTorch": "distca does not compile against 2.10, whose c10::Stream has no native_handle",
-    "Transformers": "until 5.1, the hidden_states of two nano-batches are mixed up, and with 4.57 other tokens are generated",
-    "Megatron-Core": "0.15 cannot say whether it recomputes (megatron.core.tensor_parallel.random.is_checkpointing)",
-    "TorchTitan": "0.2 has no torchtitan.trainer, and its configuration is one of text (JobConfig)",
+_LIBRARIES = {  # package -> its name, the versions, and what was seen with an older one
+    "torch": ("PyTorch", TORCH, "distca does not compile against 2.10, whose c10::Stream has no native_handle"),
+    "transformers": ("Transformers", TRANSFORMERS, "until 5.1, the hidden_states of two nano-batches are mixed up, and with 4.57 "
+                                                   "other tokens are generated"),
+    "megatron.core": ("Megatron-Core", MEGATRON, "0.15 cannot say whether it recomputes "
+                                                 "(megatron.core.tensor_parallel.random.is_checkpointing)"),
+    "torchtitan": ("TorchTitan", TORCHTITAN, "0.2 has no torchtitan.trainer, and its configuration is one of text (JobConfig)"),
 }
-
-
-def require_transformers():
-    """Raises ImportError in one line unless a Transformers is installed that is not too old. Warns of one that is newer."""
-    _require("transformers", "Transformers", TRANSFORMERS)
-
-
-def require_megatron():
-    """Raises ImportError in one line unless a Megatron-Core is installed that is not too old. Warns of one that is newer."""
-    _require("megatron.core", "Megatron-Core", MEGATRON)
-
-
-def require_torchtitan():
-    """Raises ImportError in one line unless a TorchTitan is installed that is not too old. Warns of one that is newer."""
-    _require("torchtitan", "TorchTitan", TORCHTITAN)
 
 
 def require_torch():
@@ -48,15 +35,18 @@ def require_torch():
     built = sorted((name.removeprefix("torch-") for name in os.listdir(_library.FOLDER) if name.startswith("torch-")), key=_minor)
     if not built:
         raise ImportError("this distca was built without PyTorch: it can plan (distca.plan) and no more")
-    found = _require("torch", "PyTorch", TORCH, lambda found: "" if _minor(found) in map(_minor, built) else (
+    found = require("torch", lambda found: "" if _minor(found) in map(_minor, built) else (
         f"this distca was built for PyTorch {', '.join(built)} and fits no other minor version, but {found} is installed: "
-        "build distca again, pip install --no-build-isolation --force-reinstall DISTCA"))
+        "build distca again, pip install --no-build-isolation --force-reinstall DISTCA"), stacklevel=3)
     return "torch-{}.{}".format(*_minor(found))
 
 
-def _require(package, name, tried, fault_of=lambda found: ""):
-    """The version found. Refuses what is missing, older than `tried` or has a fault; warns of what is newer."""
-    oldest, newest = tried
+def require(package, fault_of=lambda found: "", stacklevel=2):
+    """The version of a package that is installed. Warns of one that is newer than those that were tried, at `stacklevel`.
+
+    Raises ImportError in one line if it is missing, older or has a fault.
+    """
+    name, (oldest, newest), older = _LIBRARIES[package]
     pip_name = package.replace(".", "-")
     try:
         found = importlib.import_module(package).__version__
@@ -66,12 +56,12 @@ def _require(package, name, tried, fault_of=lambda found: ""):
         raise ImportError(f"distca needs {name} {oldest} or newer here, and {name} is not installed: pip install {pip_name}"
                           ) from None
     if _minor(found) < _minor(oldest):
-        raise ImportError(f"distca needs {name} {oldest} or newer, but {found} is installed: {_OLDER[name]}")
+        raise ImportError(f"distca needs {name} {oldest} or newer, but {found} is installed: {older}")
     if fault := fault_of(found):
         raise ImportError(fault)
     if _minor(found) > _minor(newest):
-        warnings.warn(f"distca was tried with {name} {' to '.join(dict.fromkeys(tried))}, and {found} is installed; if "
-                      f'something goes wrong: pip install "{pip_name}=={newest}.*"', stacklevel=3)
+        warnings.warn(f"distca was tried with {name} {' to '.join(dict.fromkeys((oldest, newest)))}, and {found} is installed; if "
+                      f'something goes wrong: pip install "{pip_name}=={newest}.*"', stacklevel=stacklevel)
     return found
 
 

@@ -75,7 +75,8 @@ class Plugin(BasePlugin):
         """Loads none: Axolotl does after it, and counts the steps of training by batch_size, which becomes that of a step."""
         settings = _settings(cfg)
         if settings.at_once is not None and not preprocess:
-            _check_at_once(settings.at_once, cfg.world_size)
+            refuse((settings.at_once < 1 or cfg.world_size % settings.at_once > 0,
+                    f"distca.at_once = {settings.at_once}: how many of {cfg.world_size} ranks' batches make a step, a divisor of it"))
             cfg.batch_size = cfg.batch_size * settings.at_once // cfg.world_size
 
     def pre_model_load(self, cfg):
@@ -98,21 +99,12 @@ class Plugin(BasePlugin):
         settings = _settings(cfg)
         if settings.shard:
             distca.transformers.shard(trainer, at_once=settings.at_once)
-        LOG.info(_line_of(settings, cfg.world_size))
+        ranks = cfg.world_size
+        of_ranks = f"{ranks} rank{'s' if ranks > 1 else ''}"
+        dealt = f"a step deals the tokens of {settings.at_once or ranks} of the ranks' batches over all of them"
+        LOG.info(f"distca: attention is balanced over {of_ranks}, nano_batches = {settings.nano_batches}; "
+                 f"{dealt if settings.shard else 'each rank keeps its documents'}")
 
 
 def _settings(cfg) -> Settings:
     return Settings(**(cfg.distca or {}))
-
-
-def _check_at_once(at_once, ranks):
-    refuse((at_once < 1 or ranks % at_once > 0,
-            f"distca.at_once = {at_once}: how many of {ranks} ranks' batches make a step, a divisor of it"))
-
-
-def _line_of(settings, ranks):
-    """The line that Axolotl prints of what was done."""
-    of_ranks = f"{ranks} rank{'s' if ranks > 1 else ''}"
-    dealt = f"a step deals the tokens of {settings.at_once or ranks} of the ranks' batches over all of them"
-    return (f"distca: attention is balanced over {of_ranks}, nano_batches = {settings.nano_batches}; "
-            f"{dealt if settings.shard else 'each rank keeps its documents'}")

@@ -30,9 +30,9 @@ import sys
 from dataclasses import dataclass, fields, is_dataclass
 from weakref import WeakKeyDictionary
 
-from distca._versions import require_megatron
+from distca._versions import require
 
-require_megatron()
+require("megatron.core")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -60,36 +60,32 @@ def use(spec):
     The given spec stays as it is, and so does a core attention with parts of its own (DSA's) beside others: 0.19's stack of
     hybrid models has it for layers that few models have. Raises ValueError if there is no other core attention.
     """
-    others = []
-    made, found = _replaced(spec, others)
+    replaced, others = [], []
+    made = _replaced(spec, replaced, others)
     refuse(
-        (not found and bool(others), f"core_attention of the spec is {others[0] if others else ''} with parts of its own: another model"),
-        (not found, f"{type(spec).__name__} has no core_attention: give the spec of a layer or of a block"),
+        (not replaced and bool(others), f"core_attention of the spec is {others[0] if others else ''} with parts of its own: another model"),
+        (not replaced, f"{type(spec).__name__} has no core_attention: give the spec of a layer or of a block"),
     )
     return made
 
 
-def _replaced(part, others):
-    """(a copy of this part of a spec, the number of core attentions in it). others: gets the names of those that stay."""
+def _replaced(part, replaced, others):
+    """A copy of this part of a spec. The lists get its core attentions, and the names of those that stay."""
     if isinstance(part, (list, tuple)):
-        made, found = zip(*(_replaced(one, others) for one in part)) if part else ((), ())
-        return type(part)(made), sum(found)
+        return type(part)(_replaced(one, replaced, others) for one in part)
     if isinstance(part, type) or not is_dataclass(part):
-        return part, 0
-    made, total = copy.copy(part), 0
+        return part
+    made = copy.copy(part)
     for name in (one.name for one in fields(part)):
         old = getattr(part, name)
-        if name == "core_attention":
-            if isinstance(old, ModuleSpec) and old.submodules is not None:
-                others.append(getattr(old.module, "__name__", old.module))
-                new, found = old, 0
-            else:
-                new, found = CoreAttention, 1
+        if name != "core_attention":
+            setattr(made, name, _replaced(old, replaced, others))
+        elif isinstance(old, ModuleSpec) and old.submodules is not None:
+            others.append(getattr(old.module, "__name__", old.module))
         else:
-            new, found = _replaced(old, others)
-        setattr(made, name, new)
-        total += found
-    return made, total
+            replaced.append(old)
+            setattr(made, name, CoreAttention)
+    return made
 
 
 def _check_config(config):
@@ -357,7 +353,7 @@ class CoreAttention(MegatronModule):
              f"{cp} ranks"),
             (group is not None and self.context is None and group.size() > 1,
              "packed_seq_params.cp_group has several ranks, and context_parallel_size = 1: as many"),
-            (group is not None and self.context is not None and not self.context.is_of(group),
+            (group is not None and self.context is not None and tuple(dist.get_process_group_ranks(group)) != self.context.ranks,
              "packed_seq_params.cp_group is another group than that of the layer: None, or that one"),
         )
 

@@ -30,7 +30,7 @@ def contiguous(cu_seqlens, group=None) -> torch.Tensor:
     cu_seqlens: [documents + 1] where each document of the packed batch of all ranks begins, and where the last one ends.
     group: as in `attention`.
     """
-    rank, ranks = _rank_of(group)
+    rank, ranks = rank_of(group)
     tokens = _places(cu_seqlens)[-1]
     return of_ranges(cu_seqlens, [(rank * tokens // ranks, (rank + 1) * tokens // ranks)])
 
@@ -41,7 +41,7 @@ def zigzag(cu_seqlens, group=None) -> torch.Tensor:
     A document of L tokens is cut at i * L // (2 N). Megatron-Core and the zigzag functions of ring-flash-attention lay
     the tokens of packed documents so. The arguments are those of `contiguous`.
     """
-    rank, ranks = _rank_of(group)
+    rank, ranks = rank_of(group)
     places, ranges = _places(cu_seqlens), []
     for first, last in zip(places, places[1:]):
         for chunk in (rank, 2 * ranks - 1 - rank):
@@ -93,7 +93,7 @@ def _counted(begins, ends) -> torch.Tensor:
     return torch.arange(int(lengths.sum()), device="cpu") + skipped.repeat_interleave(lengths)
 
 
-def _rank_of(group) -> tuple[int, int]:
+def rank_of(group) -> tuple[int, int]:
     """This rank within the group, and the group's size."""
     group = resolved(group)
     return (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))

@@ -14,15 +14,33 @@ A plan is a pure function of the arguments. So every rank can make the plan for 
 hash. Any thread may call anything here; while the planner works, other threads of Python run.
 """
 
+import ctypes
 import json
 import math
 from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from distca._planner import Plan, PlanError
+from distca import _library
 
 __all__ = ["BatchPlan", "PlanError", "Range", "Shape", "plan_batch"]
+
+# The functions of the planner's library (python/planner_library.h of the project), what they return and take. A text that
+# comes back is a pointer, because it has to be given back.
+_TEXT, _PLAN, _INT64 = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64
+_TO = ctypes.POINTER(ctypes.c_void_p)
+_LIBRARY = _library.load("libdistca_planner.so", {
+    "distca_plan_batch": (ctypes.c_int, _TEXT, _INT64, _TO, _TO),
+    "distca_read_plan": (ctypes.c_int, _TEXT, _INT64, _TO, _TO),
+    "distca_plan_json": (ctypes.c_int, _PLAN, _TO),
+    "distca_plan_tokens": (ctypes.c_int, _PLAN, _TO),
+    "distca_free_plan": (None, _PLAN),
+    "distca_free_text": (None, ctypes.c_void_p),
+})
+
+
+class PlanError(ValueError):
+    """What was asked for cannot be planned. The message is one line: what is wrong, and what would be right."""
 
 
 class Shape(NamedTuple):
@@ -90,19 +108,20 @@ def plan_batch(cu_seqlens: Sequence[int], num_ranks: int, shape: Shape, *, windo
         raise PlanError(f"shape = {shape!r}: a Shape(num_heads, num_kv_heads, head_dim)")
     dtype = str(shape.dtype).removeprefix("torch.")
     request = {
+        "cu_seqlens": _integers(cu_seqlens, "cu_seqlens"),
+        "tokens": _flat(tokens),
         "num_ranks": num_ranks,
         "shape": {**shape._asdict(), "dtype": dtype},
         "window_left": window_left,
         "num_holders": num_holders,
-        "capacity": [] if capacity is None else _integers(capacity, "capacity").tolist(),
+        "capacity": [] if capacity is None else _integers(capacity, "capacity"),
         "linear_work": linear_work,
         "scheduler": scheduler,
         "split_kv": split_kv,
     }
     if tolerance is not None:
         request["tolerance"] = tolerance
-    ranges, num_ranges = _flat(tokens)
-    return BatchPlan(Plan.of_batch(_json(request), _integers(cu_seqlens, "cu_seqlens"), ranges, num_ranges))
+    return BatchPlan("distca_plan_batch", _json(request))
 
 
 class BatchPlan:
@@ -118,24 +137,26 @@ class BatchPlan:
     hash: str
     """16 hex digits that are equal where plans are equal. Ranks compare them before they follow a plan."""
 
-    def __init__(self, plan: Plan):
-        self._plan = plan
+    def __init__(self, function: str, text: bytes):
+        self._plan = ctypes.c_void_p()  # in the library's memory
         self._tokens: list[list[Range]] | None = None
-        for name, value in json.loads(plan.summary()).items():
-            setattr(self, name, value)
+        summary = _call(function, text, len(text), ctypes.byref(self._plan))
+        vars(self).update(json.loads(summary))
+
+    def __del__(self, free=_LIBRARY.distca_free_plan):  # bound here: at the end of the process, globals are gone
+        free(self._plan)
 
     @staticmethod
     def from_json(text: str) -> "BatchPlan":
         """Reads what json() returned. Raises PlanError, which names the first field that is missing or wrong."""
-        return BatchPlan(Plan.of_json(text.encode(errors="replace")))
+        return BatchPlan("distca_read_plan", text.encode(errors="replace"))
 
     @property
     def tokens(self) -> list[list[Range]]:
         """[num_ranks] The tokens that each rank holds, in the order in which they lie in the rank's tensors."""
         if self._tokens is None:
-            flat, num_ranges = self._plan.tokens(self.num_ranks)
-            ranges = map(Range, flat[::2], flat[1::2])
-            self._tokens = [[next(ranges) for _ in range(count)] for count in num_ranges]
+            tokens = json.loads(_call("distca_plan_tokens", self._plan))
+            self._tokens = [list(map(Range, of_rank[::2], of_rank[1::2])) for of_rank in tokens]
         return self._tokens
 
     def num_tokens(self, rank: int) -> int:
@@ -144,13 +165,24 @@ class BatchPlan:
 
     def json(self) -> str:
         """The plan as canonical JSON (docs/plan_format.md of the project), to be handed to another process."""
-        return self._plan.json()
+        return _call("distca_plan_json", self._plan)
 
     def __repr__(self) -> str:
         return f"BatchPlan(num_ranks={self.num_ranks}, max_over_mean={self.max_over_mean:.3f}, hash={self.hash!r})"
 
     def __reduce__(self):
         return BatchPlan.from_json, (self.json(),)
+
+
+def _call(function, *arguments):
+    """The text that the function answers. Raises PlanError, or RuntimeError where the caller is not at fault."""
+    answer = ctypes.c_void_p()
+    code = getattr(_LIBRARY, function)(*arguments, ctypes.byref(answer))
+    text = ctypes.string_at(answer).decode(errors="replace") if answer else ""
+    _LIBRARY.distca_free_text(answer)
+    if code:
+        raise (PlanError if code == 2 else RuntimeError)(text or "distca: error: out of memory")
+    return text
 
 
 def _window_left(window_size) -> int:
@@ -164,27 +196,26 @@ def _window_left(window_size) -> int:
                     "and right 0 or -1, for attention is causal")
 
 
-def _integers(values, name: str) -> array:
-    """An array of int64."""
+def _integers(values, name: str) -> list:
+    """Integers of 64 bits."""
     values = values.tolist() if hasattr(values, "tolist") else values  # of an array or a tensor
     try:
-        return array("q", list(values))
+        return array("q", list(values)).tolist()
     except (TypeError, OverflowError):
         raise PlanError(f"{name}: a sequence of integers, not {repr(values)[:60]}") from None
 
 
-def _flat(tokens) -> tuple[array, array]:
-    """[ranges, 2] and [num_ranks], as Plan.of_batch() takes them."""
+def _flat(tokens) -> list:
+    """[num_ranks] Begin and end of each range, one behind the other; empty where the planner chooses."""
     if tokens is None:
-        return array("q"), array("q")
+        return []
     try:
-        flat = array("q", [number for of_rank in tokens for begin, end in of_rank for number in (begin, end)])
-        num_ranges = array("q", [len(of_rank) for of_rank in tokens])
+        flat = [array("q", [number for begin, end in of_rank for number in (begin, end)]).tolist() for of_rank in tokens]
     except (TypeError, ValueError, OverflowError):
         raise PlanError(f"tokens: for each rank a list of ranges (begin, end), not {repr(tokens)[:60]}") from None
-    if not num_ranges:
+    if not flat:
         raise PlanError("tokens: of no rank; None lets the planner choose")
-    return flat, num_ranges
+    return flat
 
 
 def _json(request) -> bytes:

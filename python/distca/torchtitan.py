@@ -24,9 +24,9 @@ import math
 from collections import deque
 from dataclasses import dataclass, replace
 
-from distca._versions import require_torchtitan
+from distca._versions import require
 
-require_torchtitan()
+require("torchtitan")
 
 import torch  # noqa: E402
 from torchtitan import trainer as stock  # noqa: E402
@@ -170,8 +170,7 @@ class Trainer(stock.Trainer):
         _check_config(config)
         super().__init__(config)
         of = config.model_spec.model.layers[0].attention
-        head_dim = of.head_dim or of.dim // of.n_heads
-        shape = Shape(of.n_heads, of.n_kv_heads or of.n_heads, head_dim + -head_dim % 8)
+        shape = Shape(of.n_heads, of.n_kv_heads or of.n_heads, of.head_dim or of.dim // of.n_heads)
         self.dealer = _Filled(shape, config.at_once, math.lcm(getattr(config.loss, "num_chunks", 1), _ROWS))
         self.gradient_accumulation_steps *= self.dealer.ranks // self.dealer.at_once
 

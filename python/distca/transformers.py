@@ -27,9 +27,9 @@ import types
 import warnings
 from dataclasses import dataclass
 
-from distca._versions import require_transformers
+from distca._versions import require
 
-require_transformers()
+require("transformers")
 
 import torch  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
@@ -258,30 +258,28 @@ def _check_model(model, nano_batches):
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"{name} is no model of Transformers: attach the model itself, before it is wrapped")
-    config, decoder = model.config, _decoder_of(model)
-    if config.is_encoder_decoder or not model.can_generate():
+    if model.config.is_encoder_decoder or not model.can_generate():
         raise ValueError(f"{name} is no causal language model with a decoder alone")
-    if any(hasattr(one.forward, "distca") for one in (model, decoder)):
-        raise ValueError(f"this {name} is attached already")
-    if any(getattr(one.forward, "__self__", None) is not one for one in (model, decoder)):
-        raise ValueError(f"the forward of this {name} is replaced by another one: attach the model before that")
-    if not all(one._can_set_attn_implementation() for one in (model, decoder)):
-        raise ValueError(f"{name} does not use the attention interface of Transformers")
-    config = config.get_text_config()
-    if getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", False):
-        raise ValueError(f"{name} has attention that is not causal: it is not served")
-    if not (model._supports_flash_attn and model._supports_sdpa):
-        raise ValueError(f"{name} does not support both sdpa and flash attention, so it needs what is not served")
-    for kind in getattr(config, "layer_types", None) or ():
-        if kind not in ("full_attention", "sliding_attention"):
-            raise ValueError(f"{name} has layers of {kind}: full and sliding attention are served")
-    parameters = inspect.signature(decoder.forward).parameters
-    if all(one.kind is not one.VAR_KEYWORD for one in parameters.values()):
-        raise ValueError(f"{name} keeps its keyword arguments from its attention: it is not served")
-    if nano_batches not in (1, 2):
-        raise ValueError(f"nano_batches = {nano_batches}: 1 or 2")
-    if nano_batches == 2 and not _takes_positions(decoder):
-        raise ValueError(f"{name} takes no position_ids that begin with 0, so documents cannot be dealt: nano_batches=1")
+    config, decoder = model.config.get_text_config(), _decoder_of(model)
+    both, parameters = (model, decoder), inspect.signature(decoder.forward).parameters.values()
+    kinds = [kind for kind in getattr(config, "layer_types", None) or () if kind not in ("full_attention", "sliding_attention")]
+    refuse(
+        (any(hasattr(one.forward, "distca") for one in both), f"this {name} is attached already"),
+        (any(getattr(one.forward, "__self__", None) is not one for one in both),
+         f"the forward of this {name} is replaced by another one: attach the model before that"),
+        (not all(one._can_set_attn_implementation() for one in both),
+         f"{name} does not use the attention interface of Transformers"),
+        (getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", False),
+         f"{name} has attention that is not causal: it is not served"),
+        (not (model._supports_flash_attn and model._supports_sdpa),
+         f"{name} does not support both sdpa and flash attention, so it needs what is not served"),
+        (kinds, f"{name} has layers of {''.join(kinds[:1])}: full and sliding attention are served"),
+        (all(one.kind is not one.VAR_KEYWORD for one in parameters),
+         f"{name} keeps its keyword arguments from its attention: it is not served"),
+        (nano_batches not in (1, 2), f"nano_batches = {nano_batches}: 1 or 2"),
+        (nano_batches == 2 and not _takes_positions(decoder),
+         f"{name} takes no position_ids that begin with 0, so documents cannot be dealt: nano_batches=1"),
+    )
 
 
 # The forwards of a model and of its decoder.

@@ -260,10 +260,10 @@ def test_a_cache_of_keys_serves_inference(window):
 def test_another_version_is_named(monkeypatch):
     monkeypatch.setattr("megatron.core.__version__", "0.12.3")
     with pytest.raises(ImportError, match="distca needs Megatron-Core 0.16 or newer, but 0.12.3 is installed: "):
-        _versions.require_megatron()
+        _versions.require("megatron.core")
     monkeypatch.setitem(sys.modules, "megatron.core", None)
     with pytest.raises(ImportError, match="Megatron-Core is not installed: pip install megatron-core"):
-        _versions.require_megatron()
+        _versions.require("megatron.core")
 
 
 def test_rows_of_one_forward_share_their_places():

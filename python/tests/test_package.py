@@ -76,7 +76,7 @@ def line_of(function):
 
 
 @pytest.mark.parametrize("version, line", [
-    ("2.10.1", f"distca needs PyTorch 2.11 or newer, but 2.10.1 is installed: {_versions._OLDER['PyTorch']}"),
+    ("2.10.1", f"distca needs PyTorch 2.11 or newer, but 2.10.1 is installed: {_versions._LIBRARIES['torch'][2]}"),
     ("2.16a0+git1", "this distca was built for PyTorch 2.9, 2.12, 2.13 and fits no other minor version, but 2.16a0+git1 is "
                     "installed: build distca again, pip install --no-build-isolation --force-reinstall DISTCA"),
     ("2.11.1+cu130", "this distca was built for PyTorch 2.9, 2.12, 2.13 and fits no other minor version, but 2.11.1+cu130 "
@@ -96,7 +96,8 @@ def test_the_library_for_the_pytorch_that_is_there_is_chosen(stubs, version, fol
 def test_versions_that_were_not_tried_get_one_warning(stubs, monkeypatch):
     built_for(stubs, monkeypatch, "2.99")
     for module, package, name, check in (("torch", "torch", "PyTorch", _versions.require_torch),
-                                         ("transformers", "transformers", "Transformers", _versions.require_transformers)):
+                                         ("transformers", "transformers", "Transformers",
+                                          lambda: _versions.require("transformers"))):
         oldest, newest = _versions.TORCH if module == "torch" else _versions.TRANSFORMERS
         monkeypatch.delitem(sys.modules, module, raising=False)
         stub(stubs, module, "__version__ = '2.99.1'" if module == "torch" else "__version__ = '99.0.dev0'")

@@ -337,7 +337,7 @@ def test_the_example_adds_three_lines_and_the_command_line_reads_it(monkeypatch)
 def test_another_version_is_named(monkeypatch):
     monkeypatch.setattr("torchtitan.__version__", "0.2.2")
     with pytest.raises(ImportError, match="needs TorchTitan 0.3 or newer, but 0.2.2 is installed: 0.2 has no torchtitan.trainer"):
-        _versions.require_torchtitan()
+        _versions.require("torchtitan")
     monkeypatch.setitem(sys.modules, "torchtitan", None)
     with pytest.raises(ImportError, match="TorchTitan is not installed: pip install torchtitan"):
-        _versions.require_torchtitan()
+        _versions.require("torchtitan")

@@ -26,7 +26,7 @@ import distca.transformers  # noqa: E402
 from distca._group import name_of  # noqa: E402
 from distca._nano_batches import deal, find_documents  # noqa: E402
 from distca._ops import ops  # noqa: E402
-from distca._versions import require_transformers  # noqa: E402
+from distca._versions import require  # noqa: E402
 
 DOCUMENTS = [[40, 7, 1, 19], [5, 3]]
 
@@ -396,4 +396,4 @@ def test_context_parallelism_of_accelerate_is_refused(monkeypatch):
 def test_another_version_of_transformers_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(__version__="4.57.1"))
     with pytest.raises(ImportError, match="^distca needs Transformers .* or newer, but 4.57.1 is installed: "):
-        require_transformers()
+        require("transformers")

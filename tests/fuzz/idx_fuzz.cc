@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "distca/base/error.h"
 #include "distca/batch/indexed_dataset.h"
 #include "tests/fuzz/fuzzing.h"
 #include "tests/fuzz/targets.h"
@@ -21,7 +22,7 @@ Contents read_all(const IndexedDataset& data) {
   int64_t tokens = 0;
   for (int64_t document = 0; document < data.num_documents(); ++document) {
     auto& ids = contents.documents.emplace_back(data.document_length(document));
-    data.read(document, 0, ids);
+    DISTCA_THROW_IF(data.read(document, 0, ids), ErrorKind::kData, "an id of no vocabulary");
     tokens += data.document_length(document);
   }
   DISTCA_CHECK_EQ(tokens, data.num_tokens());

@@ -1,16 +1,11 @@
 #include "distca/comm/health/beat.h"
 
-#include <chrono>
 #include <sstream>
 
+#include "distca/base/clock.h"
 #include "distca/base/json.h"
 
 namespace distca {
-
-double wall_seconds() {
-  using Seconds = std::chrono::duration<double>;
-  return Seconds(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 std::string encode_beat(const RankNews& mine, int64_t number) {
   return Json{{"awaits", mine.awaits},
@@ -31,14 +26,14 @@ Beat decode_beat(const std::string& text) {
                    .awaits = json.at("awaits")}};
 }
 
-void read_deaths(const std::string& text, std::vector<RankNews>& news) {
+void read_deaths(const std::string& text, std::vector<Beat>& beats) {
   std::istringstream lines(text);
   int rank = -1;
   std::string how;
   while (lines >> rank && std::getline(lines >> std::ws, how)) {
-    if (rank < 0 || rank >= static_cast<int>(news.size())) continue;
-    news[rank].state = RankState::kDead;
-    news[rank].death = how;
+    if (rank < 0 || rank >= static_cast<int>(beats.size())) continue;
+    beats[rank].news.state = RankState::kDead;
+    beats[rank].news.death = how;
   }
 }
 

@@ -15,14 +15,11 @@ struct Beat {
   RankNews news;
 };
 
-/// By the clock of this machine, since 1970.
-double wall_seconds();
-
 std::string encode_beat(const RankNews& mine, int64_t number);
 /// Throws Error(kComm) for a text that is none.
 Beat decode_beat(const std::string& text);
 /// Marks the ranks [rank] that are lost; `text` has a line "RANK how" for each that was seen to
 /// end.
-void read_deaths(const std::string& text, std::vector<RankNews>& news);
+void read_deaths(const std::string& text, std::vector<Beat>& beats);
 
 }  // namespace distca

@@ -38,7 +38,7 @@ void hush_c10d() {
 double heartbeat_s(const CommOptions& options) { return std::min(1.0, options.timeout_s / 10); }
 
 /// A point that all ranks reach: each counts itself, and the last one says so.
-struct Meeting {
+struct Heartbeat::Meeting {
   const char* count_key;
   const char* all_key;
   double pause;          // until the next look: the heartbeat thread's own, as is the next one
@@ -52,9 +52,9 @@ struct Heartbeat::State {
   CommOptions options;
   std::function<void()> on_alarm;
   std::function<bool()> is_over;  // Null means never.
-  double startup_deadline = 0;
-  std::string address;  // our interface's towards the store; empty for a store made elsewhere
-  std::unique_ptr<RunStore> store;  // the heartbeat thread's alone
+  double startup_deadline = steady_seconds() + options.startup_timeout_s;
+  std::string address = {};  // our interface's towards the store; empty for a store made elsewhere
+  std::unique_ptr<RunStore> store = {};  // the heartbeat thread's, but for keys_handled()
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -64,7 +64,6 @@ struct Heartbeat::State {
   std::atomic<bool> starting = true;
   std::atomic<bool> connected = false;
   std::atomic<bool> alarmed = false;
-  std::atomic<int64_t> keys_handled = 0;
   std::optional<FailedWait> question;
   std::atomic<bool> neighbour_lost = false;
   // Only the heartbeat thread writes these, so it reads them without the mutex.
@@ -79,9 +78,8 @@ struct Heartbeat::State {
   int64_t number = 0;  // the number of our last heartbeat
   double last_beat = 0;
   int64_t neighbour_beat = -1;
-  int same_beat = 0;       // looks at the next rank that found no new heartbeat
-  double last_look = 0;    // at it
-  std::vector<Beat> seen;  // [size]
+  int same_beat = 0;     // looks at the next rank that found no new heartbeat
+  double last_look = 0;  // at it
 
   void run();
   void beat();
@@ -98,7 +96,7 @@ struct Heartbeat::State {
   bool linger(double& pause);
   bool wait_for_diagnosis();
   void diagnose_all();
-  std::vector<RankNews> read_all();
+  std::vector<Beat> read_all();
   void raise_alarm(std::optional<std::string> text);
   void lose_store(const std::string& why);
 
@@ -118,7 +116,6 @@ void Heartbeat::State::run() {
       look_for_connected();
       look_at_neighbour();
       look_for_alarm();
-      keys_handled = store->keys_handled();
       std::unique_lock lock(mutex);
       if (mine_state != RankState::kLive) {
         lock.unlock();
@@ -252,19 +249,16 @@ void Heartbeat::State::lose_store(const std::string& why) {
   raise_alarm(std::move(text));
 }
 
-std::vector<RankNews> Heartbeat::State::read_all() {
-  std::vector<RankNews> news(rendezvous.size);
-  seen.resize(rendezvous.size);
+/// [rank]
+std::vector<Beat> Heartbeat::State::read_all() {
   std::vector<std::string> keys;
   for (int rank = 0; rank < rendezvous.size; ++rank)
     keys.push_back(heartbeat_key(rendezvous.prefix, rank));
-  const auto beats = store->get_each(keys, here.all);
-  for (int rank = 0; rank < rendezvous.size; ++rank) {
-    if (beats[rank]) seen[rank] = decode_beat(*beats[rank]);
-    news[rank] = beats[rank] ? seen[rank].news : RankNews{.state = RankState::kAbsent};
-  }
-  read_deaths(store->find(deaths_key(rendezvous.prefix)).value_or(""), news);
-  return news;
+  std::vector<Beat> beats;
+  for (const auto& text : store->get_each(keys, here.all))
+    beats.push_back(text ? decode_beat(*text) : Beat{.news = {.state = RankState::kAbsent}});
+  read_deaths(store->find(deaths_key(rendezvous.prefix)).value_or(""), beats);
+  return beats;
 }
 
 /// One rank reads all heartbeats for the others, unless it is lost itself.
@@ -299,28 +293,29 @@ void Heartbeat::State::diagnose_all() {
   const Stopwatch watch;
   const double patience = silence_s();
   double pause = kFirstPause;
-  const std::vector<RankNews> first = read_all();
-  const std::vector<Beat> before = seen;
-  std::vector<RankNews> news = first;
+  const std::vector<Beat> first = read_all();
+  std::vector<Beat> last = first;
   auto someone_ended = [&] {
-    return std::ranges::any_of(news, [](const RankNews& one) {
-      return one.state == RankState::kDead || one.state == RankState::kFailed;
+    return std::ranges::any_of(last, [](const Beat& one) {
+      return one.news.state == RankState::kDead || one.news.state == RankState::kFailed;
     });
   };
   while (!someone_ended() && watch.seconds() < patience) {
     if (linger(pause)) return;
-    news = read_all();
+    last = read_all();
   }
   const double watched = watch.seconds();
-  for (int rank = 0; rank < rendezvous.size && watched >= patience; ++rank) {
-    if (news[rank].state != RankState::kLive || seen[rank].number != before[rank].number) continue;
-    news[rank].state = RankState::kSilent;
-    // The clocks of two machines may differ; what we watched ourselves is sure.
-    news[rank].silent_s = std::max(watched, wall_seconds() - seen[rank].wall_s);
-  }
+  std::vector<RankNews> news;
   for (int rank = 0; rank < rendezvous.size; ++rank) {
-    if (news[rank].state == RankState::kLive && first[rank].state == RankState::kLive)
-      news[rank] = first[rank];
+    RankNews& one = news.emplace_back(last[rank].news);
+    if (one.state != RankState::kLive) continue;
+    if (watched >= patience && last[rank].number == first[rank].number) {
+      one.state = RankState::kSilent;
+      // The clocks of two machines may differ; what we watched ourselves is sure.
+      one.silent_s = std::max(watched, wall_seconds() - last[rank].wall_s);
+    } else if (first[rank].news.state == RankState::kLive) {
+      one = first[rank].news;
+    }
   }
   const std::string text = distca::diagnosis(*question, news);
   raise_alarm(store->set_first(diagnosis_key(rendezvous.prefix), text));
@@ -329,13 +324,8 @@ void Heartbeat::State::diagnose_all() {
 Heartbeat::Heartbeat(const Rendezvous& rendezvous, const CommOptions& options,
                      std::function<void()> on_alarm, c10d::Store* made,
                      std::function<bool()> is_over)
-    : state_(std::make_shared<State>()) {
-  state_->rendezvous = rendezvous;
-  state_->options = options;
-  state_->on_alarm = std::move(on_alarm);
-  state_->is_over = std::move(is_over);
+    : state_(new State{rendezvous, options, std::move(on_alarm), std::move(is_over)}) {
   if (!made) hush_c10d();  // a program that has made its store reads c10d's messages
-  state_->startup_deadline = steady_seconds() + options.startup_timeout_s;
   state_->store = std::make_unique<RunStore>(rendezvous, options, made);
   // Only now: a name may become known while its machine starts.
   if (!made) {
@@ -354,18 +344,21 @@ Heartbeat::~Heartbeat() {
   state_->changed.wait_for(lock, Seconds(kExitReport), [&] { return state_->ended; });
 }
 
-void Heartbeat::wait_for_all() {
+/// Returns when all ranks have met; throws the diagnosis of `wait` if they do not by the deadline.
+void Heartbeat::wait_for(const Meeting& meeting, FailedWait wait) {
+  const Stopwatch watch;
   std::unique_lock lock(state_->mutex);
-  state_->mine.operation = "start-up";
   state_->changed.wait_for(lock, Seconds(state_->startup_deadline - steady_seconds()), [&] {
-    return state_->here.all || state_->alarmed || state_->neighbour_lost;
+    return meeting.all || state_->alarmed || state_->neighbour_lost;
   });
-  if (state_->here.all) return;
+  if (meeting.all) return;
   lock.unlock();
-  throw Error(ErrorKind::kComm, "{}",
-              diagnose({.rank = state_->rendezvous.rank,
-                        .at = {.operation = "start-up"},
-                        .waited_s = state_->options.startup_timeout_s}));
+  wait.waited_s = watch.seconds();
+  throw Error(ErrorKind::kComm, "{}", diagnose(wait));
+}
+
+void Heartbeat::wait_for_all() {
+  wait_for(state_->here, {.rank = state_->rendezvous.rank, .at = begin("start-up")});
 }
 
 void Heartbeat::wait_for_all_connected() {
@@ -373,22 +366,15 @@ void Heartbeat::wait_for_all_connected() {
   for (int peer = 0; peer < state_->rendezvous.size; ++peer) {
     if (peer != wait.rank) wait.peers.push_back(peer);
   }
-  const Stopwatch watch;
   await(wait.peers);
-  std::unique_lock lock(state_->mutex);
-  wait.at = state_->mine;
-  state_->connected = true;
-  state_->changed.notify_all();
-  state_->changed.wait_for(lock, Seconds(state_->startup_deadline - steady_seconds()), [&] {
-    return state_->connection.all || state_->alarmed || state_->neighbour_lost;
-  });
-  if (state_->connection.all) {
-    state_->awaits.clear();
-    return;
+  {
+    std::lock_guard lock(state_->mutex);
+    wait.at = state_->mine;
+    state_->connected = true;
+    state_->changed.notify_all();
   }
-  lock.unlock();
-  wait.waited_s = watch.seconds();
-  throw Error(ErrorKind::kComm, "{}", diagnose(wait));
+  wait_for(state_->connection, std::move(wait));
+  await({});
 }
 
 std::string Heartbeat::own_address() const {
@@ -411,7 +397,7 @@ bool Heartbeat::neighbour_lost() const { return state_->starting && state_->neig
 
 void Heartbeat::end_startup() { state_->starting = false; }
 
-int64_t Heartbeat::keys_handled() const { return state_->keys_handled; }
+int64_t Heartbeat::keys_handled() const { return state_->store->keys_handled(); }
 
 void Heartbeat::set_step(int64_t step) {
   std::lock_guard lock(state_->mutex);
@@ -422,10 +408,6 @@ Activity Heartbeat::begin(std::string_view operation) {
   std::lock_guard lock(state_->mutex);
   state_->mine.operation = operation;
   return state_->mine;
-}
-
-void Heartbeat::await(int rank) {
-  await(rank == kNobody ? std::span<const int>() : std::span<const int>(&rank, 1));
 }
 
 void Heartbeat::await(std::span<const int> ranks) {

@@ -71,23 +71,23 @@ class Heartbeat {
   void set_step(int64_t step);
   /// This rank begins its next exchange.
   Activity begin(std::string_view operation);
-  /// This rank does not go on without that one. kNobody means that it goes on.
-  void await(int rank);
-  /// This rank does not go on without one of these, and nobody can say which. An empty list means
-  /// that it goes on.
+  /// This rank does not go on without these, or one of them, if nobody can say which. An empty list
+  /// means that it goes on.
   void await(std::span<const int> ranks);
-  static constexpr int kNobody = -1;
   /// True once a death or a diagnosis is known or the store is lost: no use in waiting for anybody.
   bool alarmed() const;
   /// The diagnosis on this wait, or the one that was there before. Takes at most three heartbeats,
   /// or three times that if the rank that reads the heartbeats is lost, too; if the store is lost,
   /// or does not answer within the grace period after, says what this rank knows.
   std::string diagnose(const FailedWait& wait);
-  /// Keys of the store that this rank has asked for or set, as of its last heartbeat.
+  /// Keys of the store that this rank has asked for or set so far.
   int64_t keys_handled() const;
 
  private:
   struct State;
+  struct Meeting;
+  void wait_for(const Meeting& meeting, FailedWait wait);
+
   std::shared_ptr<State> state_;  // shared with the heartbeat thread, which may outlive us
   const int exceptions_ = std::uncaught_exceptions();
 };

@@ -1,73 +1,40 @@
 #include "distca/comm/health/startup.h"
 
+#include <algorithm>
 #include <chrono>
-#include <condition_variable>
-#include <exception>
-#include <memory>
-#include <mutex>
+#include <future>
 #include <thread>
-#include <utility>
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 
 namespace distca {
-namespace {
 
-constexpr std::chrono::milliseconds kTick(20);
-
-/// The state that the thread and its caller share.
-struct Connecting {
-  std::mutex mutex;
-  std::condition_variable changed;
+void connect_by_deadline(const Rendezvous& rendezvous, Heartbeat& heartbeat,
+                         const std::function<void(double timeout_s)>& connect,
+                         const std::function<std::string()>& cannot) {
+  constexpr std::chrono::milliseconds kTick(20);
+  constexpr double kOursFirst = 1;  // seconds
+  const Stopwatch watch;
+  const double left_s = std::max(heartbeat.startup_deadline() - steady_seconds(), 0.0);
+  FailedWait wait{.rank = rendezvous.rank, .at = heartbeat.begin("connecting all ranks")};
+  std::packaged_task<void()> task([=] { connect(left_s + kOursFirst); });
+  std::future<void> result = task.get_future();
+  std::thread(std::move(task)).detach();
   bool ended = false;
-  std::exception_ptr thrown;
-};
-
-/// Why it failed, in one line. An Error is the caller's, and thrown.
-std::string why(const std::exception_ptr& thrown) {
+  do {
+    ended = result.wait_for(kTick) == std::future_status::ready;
+  } while (!ended && !heartbeat.alarmed() && !heartbeat.neighbour_lost() &&
+           steady_seconds() < heartbeat.startup_deadline());
   try {
-    std::rethrow_exception(thrown);
+    if (ended) result.get();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    return first_line(error);
+    wait.why = fmt::format("rank {} {}: {}", rendezvous.rank, cannot(), first_line(error));
   }
-}
-
-}  // namespace
-
-void connect_by_deadline(const Rendezvous& rendezvous, Heartbeat& heartbeat,
-                         std::function<void()> connect,
-                         const std::function<std::string()>& cannot) {
-  const double start = steady_seconds();
-  const Activity at = heartbeat.begin("connecting all ranks");
-  const auto shared = std::make_shared<Connecting>();
-  std::thread([shared, connect = std::move(connect)] {
-    std::exception_ptr thrown;
-    try {
-      connect();
-    } catch (...) {
-      thrown = std::current_exception();
-    }
-    std::lock_guard lock(shared->mutex);
-    shared->thrown = std::move(thrown);
-    shared->ended = true;
-    shared->changed.notify_all();
-  }).detach();
-  std::unique_lock lock(shared->mutex);
-  while (!shared->ended && !heartbeat.alarmed() && !heartbeat.neighbour_lost() &&
-         steady_seconds() < heartbeat.startup_deadline()) {
-    shared->changed.wait_for(lock, kTick);
-  }
-  if (shared->ended && !shared->thrown) {
-    lock.unlock();
-    return heartbeat.wait_for_all_connected();
-  }
-  FailedWait wait{.rank = rendezvous.rank, .at = at, .waited_s = steady_seconds() - start};
-  if (shared->ended)
-    wait.why = fmt::format("rank {} {}: {}", rendezvous.rank, cannot(), why(shared->thrown));
-  lock.unlock();
+  if (ended && wait.why.empty()) return heartbeat.wait_for_all_connected();
+  wait.waited_s = watch.seconds();
   throw Error(ErrorKind::kComm, "{}", heartbeat.diagnose(wait));
 }
 

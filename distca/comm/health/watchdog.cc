@@ -9,16 +9,9 @@
 namespace distca {
 
 Watchdog::Watchdog(double timeout_s, double tick_s)
-    : timeout_s_(timeout_s), tick_s_(tick_s), thread_([this] { run(); }) {}
-
-Watchdog::~Watchdog() {
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
-}
+    : timeout_s_(timeout_s),
+      tick_s_(tick_s),
+      thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
 void Watchdog::begin(std::function<void()> abort) {
   std::lock_guard lock(mutex_);
@@ -44,11 +37,11 @@ void Watchdog::abort_current() {
   if (abort_) std::exchange(abort_, nullptr)();
 }
 
-void Watchdog::run() {
+void Watchdog::run(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
   double last = steady_seconds();
-  while (!stop_) {
-    changed_.wait_for(lock, std::chrono::duration<double>(tick_s_), [&] { return stop_; });
+  while (!stop.stop_requested()) {
+    stopped_.wait_for(lock, stop, std::chrono::duration<double>(tick_s_), [] { return false; });
     const double now = steady_seconds();
     waited_s_ += std::min({now - last, 2 * tick_s_, now - begin_});
     last = now;

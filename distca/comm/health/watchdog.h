@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 
 namespace distca {
@@ -16,7 +17,6 @@ namespace distca {
 class Watchdog {
  public:
   Watchdog(double timeout_s, double tick_s);
-  ~Watchdog();
 
   /// A wait begins. `abort` is called at most once, before end() returns, by any thread.
   void begin(std::function<void()> abort);
@@ -26,19 +26,18 @@ class Watchdog {
   void interrupt();
 
  private:
-  void run();
+  void run(const std::stop_token& stop);
   void abort_current();
 
   const double timeout_s_;
   const double tick_s_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable_any stopped_;
   std::function<void()> abort_;  // ends the current wait; null between waits and once called
   double waited_s_ = 0;
   double begin_ = 0;  // steady seconds
   bool interrupted_ = false;
-  bool stop_ = false;
-  std::thread thread_;
+  std::jthread thread_;  // ends before what it uses
 };
 
 }  // namespace distca

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <random>
 #include <set>
-#include <utility>
 
 #include "distca/base/console.h"
 #include "distca/base/env.h"
@@ -24,7 +23,20 @@ namespace {
 /// that none is lost.
 class BlockedSignals {
  public:
-  BlockedSignals();
+  BlockedSignals() {
+    sigset_t mask;
+    sigemptyset(&mask);
+    // A blocked signal is queued even if it is ignored: one that we were started to ignore (nohup,
+    // `&` in a script) stays out.
+    for (const int signal : kStopSignals) {
+      if (!is_ignored(signal)) sigaddset(&mask, signal);
+    }
+    sigaddset(&mask, SIGCHLD);
+    from_ = FileDescriptor(signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (from_.get() < 0) throw Error(ErrorKind::kIo, "no signalfd: {}", std::strerror(errno));
+    std::signal(SIGCHLD, SIG_DFL);  // where it was ignored, waitpid would report nothing
+    pthread_sigmask(SIG_BLOCK, &mask, &old_mask_);
+  }
   ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr); }
   BlockedSignals(const BlockedSignals&) = delete;
   BlockedSignals& operator=(const BlockedSignals&) = delete;
@@ -37,21 +49,6 @@ class BlockedSignals {
   sigset_t old_mask_ = {};
   FileDescriptor from_;
 };
-
-BlockedSignals::BlockedSignals() {
-  sigset_t mask;
-  sigemptyset(&mask);
-  // A blocked signal is queued even if it is ignored: one that we were started to ignore (nohup,
-  // `&` in a script) stays out.
-  for (const int signal : kStopSignals) {
-    if (!is_ignored(signal)) sigaddset(&mask, signal);
-  }
-  sigaddset(&mask, SIGCHLD);
-  from_ = FileDescriptor(signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (from_.get() < 0) throw Error(ErrorKind::kIo, "no signalfd: {}", std::strerror(errno));
-  std::signal(SIGCHLD, SIG_DFL);  // where it was ignored, waitpid would report nothing
-  pthread_sigmask(SIG_BLOCK, &mask, &old_mask_);
-}
 
 /// Unlike that of any other launch, unless somebody gave us one.
 std::string find_run_id() {
@@ -75,16 +72,6 @@ std::string without_error(const std::string& line) {
   return line.starts_with(begin) ? kExitMessage + line.substr(begin.size()) : line;
 }
 
-std::string used_up(int restarts) {
-  return fmt::format("; {} restart{} used up", restarts, restarts == 1 ? " was" : "s were");
-}
-
-Ended run_once(const LaunchOptions& options, const Attempt& attempt) {
-  Ended ended = run_local_ranks(options, attempt);
-  if (options.named) ended.words.line = options.named(std::move(ended.words.line));
-  return ended;
-}
-
 }  // namespace
 
 int launch_local(const LaunchOptions& options) {
@@ -93,17 +80,21 @@ int launch_local(const LaunchOptions& options) {
   Attempt attempt{
       .run_id = find_run_id(), .signals = signals.from(), .rank_mask = signals.old_mask()};
   Console& err = standard_error();
-  Ended ended = run_once(options, attempt);
-  while (may_restart(ended) && attempt.restart < options.max_restarts) {
-    err.important(fmt::format("{}; restart {} of {}", without_error(ended.words.line),
-                              ++attempt.restart, options.max_restarts));
-    ended = run_once(options, attempt);
+  const int restarts = options.max_restarts;
+  while (true) {
+    const Ended ended = run_local_ranks(options, attempt);
+    std::string line = options.named ? options.named(ended.words.line) : ended.words.line;
+    if (may_restart(ended) && attempt.restart < restarts) {
+      err.important(
+          fmt::format("{}; restart {} of {}", without_error(line), ++attempt.restart, restarts));
+      continue;
+    }
+    if (may_restart(ended) && restarts > 0)
+      line += fmt::format("; {} restart{} used up", restarts, restarts == 1 ? " was" : "s were");
+    if (!line.empty()) err.important(line);
+    err.finish(kConsolePatience);
+    return ended.words.exit_code;
   }
-  std::string line = ended.words.line;
-  if (may_restart(ended) && options.max_restarts > 0) line += used_up(options.max_restarts);
-  if (!line.empty()) err.important(line);
-  err.finish(kConsolePatience);
-  return ended.words.exit_code;
 }
 
 }  // namespace distca

@@ -15,9 +15,8 @@ namespace distca {
 RankStream::RankStream(int rank, Console& to, bool hold_exit_message)
     : rank_(rank), to_(&to), hold_exit_message_(hold_exit_message) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) {
-    throw Error(ErrorKind::kIo, "no pipe for rank {}: {}", rank, std::strerror(errno));
-  }
+  DISTCA_THROW_IF(pipe2(ends, O_CLOEXEC) != 0, ErrorKind::kIo, "no pipe for rank {}: {}", rank,
+                  std::strerror(errno));
   fcntl(ends[0], F_SETFL, O_NONBLOCK);
   from_ = FileDescriptor(ends[0]);
   rank_end_ = FileDescriptor(ends[1]);

@@ -42,18 +42,14 @@ struct Child {
   bool ended_by_us = false;
 };
 
-/// Returns true if the rank had done all its work when it sent this heartbeat.
-bool has_finished(const std::string& beat) {
-  return !beat.empty() && decode_beat(beat).news.state == RankState::kFinished;
-}
-
 class LocalRun {
  public:
   LocalRun(const LaunchOptions& options, const Attempt& attempt)
       : options_(options),
         attempt_(attempt),
         socket_(Interface::kLoopback, options.port),
-        port_(socket_.port()) {}
+        store_(socket_),
+        end_{.late_after_s = options.timeout_s + options.grace_s} {}
   ~LocalRun();
 
   Ended run();
@@ -71,20 +67,15 @@ class LocalRun {
   void end_by_force();
   void end_the_late();
   bool rank_0_is_late(double now);
-  void signal_running(int signal);
-  void mark_running();
-  RunEnd end();
+  void signal_running(int signal, bool ends);
 
   const LaunchOptions& options_;
   const Attempt& attempt_;
   ListenSocket socket_;
-  const uint16_t port_;
-  std::optional<LocalStore> store_;
+  LocalStore store_;  // its threads inherit our mask: signals come to us alone
   std::vector<Child> children_;
-  std::vector<int> failed_;                // ranks, in the order in which they ended
+  RunEnd end_;                             // filled in in the course of the run
   bool all_started_ = false;               // so that the terminal's Ctrl-C reaches all of them
-  bool failed_first_ = false;              // before anybody sent us a signal
-  int interrupted_ = 0;                    // the signal that somebody sent us
   double interrupted_at_ = 0;              // steady seconds
   double terminate_at_ = 0, kill_at_ = 0;  // Steady seconds. 0 means not yet decided.
   bool killed_ = false;
@@ -93,7 +84,6 @@ class LocalRun {
   std::string rank_0_beat_ = {};  // its last heartbeat
   double rank_0_moved_s_ = 0;     // when that changed
   bool said_waiting_ = false;
-  std::vector<int> late_;                         // ranks that were done and did not end
   Console out_{STDOUT_FILENO, {.shared = true}};  // rank 0 writes there too
   Console& err_ = standard_error();
   // Made before fork: the child may not allocate.
@@ -112,8 +102,7 @@ LocalRun::~LocalRun() {
 }
 
 Ended LocalRun::run() {
-  store_.emplace(socket_);  // its threads inherit our mask: signals come to us alone
-  store_->belong_to("distca", kKeyPrefix, options_.workers);
+  store_.belong_to("distca", kKeyPrefix, options_.workers);
   cannot_run_ = fmt::format("{}error: cannot run {}\n", kExitMessage, options_.command.at(0));
   for (const std::string& argument : options_.command) {
     argv_.push_back(const_cast<char*>(argument.c_str()));
@@ -128,12 +117,19 @@ Ended LocalRun::run() {
     end_the_late();
     end_by_force();
   }
-  const RunEnd ended = end();
+  end_.diagnosis = store_.read(diagnosis_key(kKeyPrefix));
+  end_.rank_0_finished =
+      !rank_0_beat_.empty() && decode_beat(rank_0_beat_).news.state == RankState::kFinished;
+  for (const Child& child : children_) {
+    end_.ranks.push_back({.status = *child.status,
+                          .exit_message = child.err.exit_message(),
+                          .ended_by_us = child.ended_by_us});
+  }
   out_.finish(kConsolePatience);
-  const ExitMessage words = exit_message_of(ended);
-  const std::string beside = message_beside(words.line, ended);
+  const ExitMessage words = exit_message_of(end_);
+  const std::string beside = message_beside(words.line, end_);
   if (!beside.empty()) err_.important(beside);
-  return {words, interrupted_ != 0};
+  return {words, end_.signal != 0};
 }
 
 void LocalRun::make_environment(int rank) {
@@ -142,7 +138,7 @@ void LocalRun::make_environment(int rank) {
   set("DISTCA_RANK", std::to_string(rank));
   set("DISTCA_SIZE", std::to_string(options_.workers));
   set("DISTCA_MASTER_ADDR", loopback_address());
-  set("DISTCA_MASTER_PORT", std::to_string(port_));
+  set("DISTCA_MASTER_PORT", std::to_string(socket_.port()));
   set("DISTCA_RUN_ID", attempt_.run_id);
   set("DISTCA_RESTART", std::to_string(attempt_.restart));
   if (!env_string("RES_OPTIONS")) {
@@ -176,9 +172,8 @@ void LocalRun::spawn(int rank) {
   if (child.pid == 0) become_rank(child, launcher);
   child.out.close_rank_end();
   child.err.close_rank_end();
-  if (child.pid < 0) {
-    throw Error(ErrorKind::kIo, "cannot start rank {}: {}", rank, std::strerror(errno));
-  }
+  DISTCA_THROW_IF(child.pid < 0, ErrorKind::kIo, "cannot start rank {}: {}", rank,
+                  std::strerror(errno));
   children_.push_back(std::move(child));
 }
 
@@ -207,9 +202,8 @@ void LocalRun::wait_for_news() {
       readers.push_back(stream);
     }
   }
-  if (poll(polled.data(), polled.size(), until_deadline_ms()) < 0 && errno != EINTR) {
-    throw Error(ErrorKind::kIo, "poll: {}", std::strerror(errno));
-  }
+  DISTCA_THROW_IF(poll(polled.data(), polled.size(), until_deadline_ms()) < 0 && errno != EINTR,
+                  ErrorKind::kIo, "poll: {}", std::strerror(errno));
   for (size_t i = 0; i < readers.size(); ++i) {
     if (polled[i + 1].revents != 0) readers[i]->pass_on();
   }
@@ -243,16 +237,16 @@ void LocalRun::read_signals() {
 }
 
 void LocalRun::interrupt(const signalfd_siginfo& signal) {
-  if (interrupted_ != 0) {  // a second Ctrl-C is in a hurry
+  if (end_.signal != 0) {  // a second Ctrl-C is in a hurry
     if (steady_seconds() - interrupted_at_ > kOneStop) kill_at_ = steady_seconds();
     return;
   }
-  interrupted_ = static_cast<int>(signal.ssi_signo);
+  end_.signal = static_cast<int>(signal.ssi_signo);
   interrupted_at_ = steady_seconds();
-  failed_first_ = !failed_.empty();
+  end_.failed_first = !end_.failed.empty();
   // The terminal has sent its Ctrl-C to the ranks as well. Twice would be a second one for them,
   // who may be late to see the first.
-  if (signal.ssi_code != SI_KERNEL || !all_started_) signal_running(interrupted_);
+  if (signal.ssi_code != SI_KERNEL || !all_started_) signal_running(end_.signal, /*ends=*/false);
   if (terminate_at_ == 0) terminate_at_ = interrupted_at_ + options_.stop_grace_s;
 }
 
@@ -265,10 +259,10 @@ void LocalRun::note_end(Child& child, int status) {
     return;
   }
   if (child.ended_by_us) return;
-  const bool stopped = interrupted_ != 0 && was_stopped(status);
+  const bool stopped = end_.signal != 0 && was_stopped(status);
   if (stopped && WIFEXITED(status)) return;  // in good order
-  if (!stopped) failed_.push_back(child.rank);
-  store_->post_death(kKeyPrefix, child.rank, describe_exit(status));
+  if (!stopped) end_.failed.push_back(child.rank);
+  store_.post_death(kKeyPrefix, child.rank, describe_exit(status));
   // While a stop is under way, rank 0 may be saving whatever becomes of the others.
   const double deadline = steady_seconds() + options_.grace_s;
   if (terminate_at_ == 0 || (child.rank == 0 && deadline < terminate_at_)) terminate_at_ = deadline;
@@ -277,19 +271,13 @@ void LocalRun::note_end(Child& child, int status) {
 void LocalRun::end_by_force() {
   const double now = steady_seconds();
   if (kill_at_ != 0 && !killed_ && now >= kill_at_) {
-    signal_running(SIGKILL);
+    signal_running(SIGKILL, /*ends=*/true);
     killed_ = true;
-    mark_running();
   } else if (terminate_at_ != 0 && kill_at_ == 0 && now >= terminate_at_) {
-    signal_running(SIGTERM);
-    signal_running(SIGCONT);  // a stopped rank dies of the SIGTERM when it goes on
+    signal_running(SIGTERM, /*ends=*/true);
+    signal_running(SIGCONT, /*ends=*/true);  // a stopped rank dies of the SIGTERM when it goes on
     kill_at_ = now + kKillDelay;
-    mark_running();
   }
-}
-
-void LocalRun::mark_running() {
-  for (Child& child : children_) child.ended_by_us |= !child.status;
 }
 
 /// A rank that is done and does not end, for a destructor or a device that hangs, must not keep
@@ -297,11 +285,11 @@ void LocalRun::mark_running() {
 void LocalRun::end_the_late() {
   if (first_done_s_ == 0 || terminate_at_ != 0) return;
   const double now = steady_seconds();
-  const bool late = now - first_done_s_ >= options_.timeout_s + options_.grace_s;
+  const bool late = now - first_done_s_ >= end_.late_after_s;
   for (Child& child : children_) {
     if (child.status || child.ended_by_us) continue;
     if (child.rank == 0 ? !rank_0_is_late(now) : !late) continue;
-    late_.push_back(child.rank);
+    end_.late.push_back(child.rank);
     child.ended_by_us = true;
     kill(child.pid, SIGKILL);
   }
@@ -309,39 +297,26 @@ void LocalRun::end_the_late() {
 
 /// Rank 0 may save for as long as it shows life: that nobody waits for.
 bool LocalRun::rank_0_is_late(double now) {
-  const std::string beat = store_->read(heartbeat_key(kKeyPrefix, 0));
+  const std::string beat = store_.read(heartbeat_key(kKeyPrefix, 0));
   if (beat != rank_0_beat_) {
     rank_0_beat_ = beat;
     rank_0_moved_s_ = now;
   }
-  if (!said_waiting_ && now - first_done_s_ >= options_.timeout_s + options_.grace_s) {
+  if (!said_waiting_ && now - first_done_s_ >= end_.late_after_s) {
     said_waiting_ = true;
     err_.line(fmt::format("{}waiting for rank 0, which saves or ends since {:.0f} s", kExitMessage,
                           now - first_done_s_));
   }
-  return now - rank_0_moved_s_ >= options_.timeout_s + options_.grace_s;
+  return now - rank_0_moved_s_ >= end_.late_after_s;
 }
 
-void LocalRun::signal_running(int signal) {
-  for (const Child& child : children_) {
-    if (!child.status) kill(child.pid, signal);
+/// Signals all that have not ended; `ends`: their end is our doing then.
+void LocalRun::signal_running(int signal, bool ends) {
+  for (Child& child : children_) {
+    if (child.status) continue;
+    kill(child.pid, signal);
+    child.ended_by_us |= ends;
   }
-}
-
-RunEnd LocalRun::end() {
-  RunEnd end{.failed = failed_,
-             .late = late_,
-             .signal = interrupted_,
-             .failed_first = failed_first_,
-             .diagnosis = store_->read(diagnosis_key(kKeyPrefix)),
-             .rank_0_finished = has_finished(rank_0_beat_),
-             .late_after_s = options_.timeout_s + options_.grace_s};
-  for (const Child& child : children_) {
-    end.ranks.push_back({.status = *child.status,
-                         .exit_message = child.err.exit_message(),
-                         .ended_by_us = child.ended_by_us});
-  }
-  return end;
 }
 
 }  // namespace

@@ -3,17 +3,15 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <utility>
 
 #include "distca/base/error.h"
-#include "distca/base/file.h"
+#include "distca/comm/launch/run_store.h"
 #include "distca/comm/launch/store_keys.h"
 
 namespace distca {
@@ -52,65 +50,50 @@ ListenSocket::ListenSocket(Interface interface, int port) {
   const bool loopback = interface == Interface::kLoopback;
   const char* const all = has_ipv6() ? "::" : "0.0.0.0";
   const AddressInfo address = address_of(loopback ? loopback_address() : all, port);
-  fd_ = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd_ < 0) throw Error(ErrorKind::kIo, "no socket for the store: {}", std::strerror(errno));
+  const int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) throw Error(ErrorKind::kIo, "no socket for the store: {}", std::strerror(errno));
+  fd_ = FileDescriptor(fd);
   const int yes = 1, no = 0;
-  setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));  // after an earlier run
-  if (has_ipv6()) setsockopt(fd_, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no));
-  if (bind(fd_, address->ai_addr, address->ai_addrlen) != 0 || listen(fd_, SOMAXCONN) != 0 ||
-      getsockname(fd_, address->ai_addr, &address->ai_addrlen) != 0) {
-    const int why = errno;
-    close(fd_);
-    throw Error(ErrorKind::kConfig, "port {} cannot be used: {}; choose another{}", port,
-                why == EADDRINUSE ? "it is in use" : std::strerror(why),
-                loopback ? ", or 0 to let the system choose" : " (MASTER_PORT)");
-  }
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));  // after an earlier run
+  if (has_ipv6()) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no));
+  DISTCA_THROW_IF(bind(fd, address->ai_addr, address->ai_addrlen) != 0 ||
+                      listen(fd, SOMAXCONN) != 0 ||
+                      getsockname(fd, address->ai_addr, &address->ai_addrlen) != 0,
+                  ErrorKind::kConfig, "port {} cannot be used: {}; choose another{}", port,
+                  errno == EADDRINUSE ? "it is in use" : std::strerror(errno),
+                  loopback ? ", or 0 to let the system choose" : " (MASTER_PORT)");
   sockaddr_in bound = {};  // the port lies at the same place in both families
   static_assert(offsetof(sockaddr_in6, sin6_port) == offsetof(sockaddr_in, sin_port));
   std::memcpy(&bound, address->ai_addr, sizeof(bound));
   port_ = ntohs(bound.sin_port);
 }
 
-ListenSocket::~ListenSocket() {
-  if (fd_ >= 0) close(fd_);
+LocalStore::LocalStore(ListenSocket& socket) {
+  const c10d::TCPStoreOptions options{.port = socket.port(),
+                                      .isServer = true,
+                                      .waitWorkers = false,
+                                      .masterListenFd = socket.release()};
+  store_ = keep_store(*c10::make_intrusive<c10d::TCPStore>(loopback_address(), options));
 }
-
-int ListenSocket::release() { return std::exchange(fd_, -1); }
-
-struct LocalStore::Impl {
-  c10::intrusive_ptr<c10d::TCPStore> store;
-};
-
-LocalStore::LocalStore(ListenSocket& socket) : impl_(std::make_unique<Impl>()) {
-  c10d::TCPStoreOptions options;
-  options.isServer = true;
-  options.port = socket.port();
-  options.waitWorkers = false;
-  options.masterListenFd = socket.release();
-  impl_->store = c10::make_intrusive<c10d::TCPStore>(loopback_address(), options);
-}
-
-LocalStore::~LocalStore() = default;
 
 void LocalStore::belong_to(const std::string& run, const std::string& prefix, int size) {
-  impl_->store->set(kOwnerKey, to_bytes(run));
-  impl_->store->set(size_key(prefix), to_bytes(std::to_string(size)));
+  store_->set(kOwnerKey, run);
+  store_->set(size_key(prefix), std::to_string(size));
 }
 
-void LocalStore::close_to_newcomers() { impl_->store->set(kOverKey, to_bytes("1")); }
+void LocalStore::close_to_newcomers() { store_->set(kOverKey, "1"); }
 
 int64_t LocalStore::exit_reports(const std::string& prefix) {
-  return impl_->store->add(exit_reports_key(prefix), 0);
+  return store_->add(exit_reports_key(prefix), 0);
 }
 
 void LocalStore::post_death(const std::string& prefix, int rank, const std::string& how) {
-  impl_->store->append(deaths_key(prefix), to_bytes(fmt::format("{} {}\n", rank, how)));
+  const std::string line = fmt::format("{} {}\n", rank, how);
+  store_->append(deaths_key(prefix), {line.begin(), line.end()});
 }
 
 std::string LocalStore::read(const std::string& key) {
-  if (!impl_->store->check({key})) return "";
-  const std::vector<uint8_t> text = impl_->store->get(key);
-  return {text.begin(), text.end()};
+  return store_->check({key}) ? store_->get_to_str(key) : "";
 }
 
 }  // namespace distca

@@ -5,6 +5,12 @@
 #include <memory>
 #include <string>
 
+#include "distca/base/file.h"
+
+namespace c10d {
+class Store;
+}
+
 namespace distca {
 
 enum class Interface { kLoopback, kAll };
@@ -20,15 +26,12 @@ class ListenSocket {
  public:
   /// Port 0: a free one. Throws Error(kConfig) naming the port if it is in use.
   ListenSocket(Interface interface, int port);
-  ~ListenSocket();
-  ListenSocket(const ListenSocket&) = delete;
-  ListenSocket& operator=(const ListenSocket&) = delete;
 
   uint16_t port() const { return port_; }
-  int release();
+  int release() { return fd_.release(); }
 
  private:
-  int fd_ = -1;
+  FileDescriptor fd_;
   uint16_t port_ = 0;
 };
 
@@ -36,7 +39,6 @@ class ListenSocket {
 class LocalStore {
  public:
   explicit LocalStore(ListenSocket& socket);
-  ~LocalStore();
   /// Whose store it is (run_store.h): ranks of other runs are refused, whoever comes first.
   void belong_to(const std::string& run, const std::string& prefix, int size);
   /// The run is over: who comes now waits for the next run's store.
@@ -49,8 +51,7 @@ class LocalStore {
   std::string read(const std::string& key);
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<c10d::Store> store_;
 };
 
 }  // namespace distca

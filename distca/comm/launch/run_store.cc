@@ -1,5 +1,6 @@
 #include "distca/comm/launch/run_store.h"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
@@ -18,8 +19,6 @@ namespace {
 
 constexpr double kRetry = 0.1;    // seconds between two looks at a store whose run is over
 constexpr double kUntilGone = 1;  // seconds a process takes to end, beyond the grace period
-
-std::string to_text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 std::string random_number() {
   std::random_device device;
@@ -45,30 +44,36 @@ std::string store_name(const Rendezvous& rendezvous) {
   return fmt::format("the store at {}:{}", rendezvous.address, rendezvous.port);
 }
 
-struct RunStore::Impl {
-  c10::intrusive_ptr<c10d::Store> store;
-  bool is_ours = true;
-};
+std::shared_ptr<c10d::Store> keep_store(c10d::Store& store) {
+  const auto kept = c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(&store);
+  return {&store, [kept](c10d::Store*) {}};
+}
 
-class RunStore::Question {
- public:
-  explicit Question(Impl& impl) : store_(*impl.store) {
-    if (!impl.is_ours) hushed_.emplace();
-  }
-  c10d::Store* operator->() const { return &store_; }
+std::shared_ptr<c10d::Store> connect_to_store(const Rendezvous& rendezvous, double timeout_s,
+                                              const std::string& part) {
+  const c10d::TCPStoreOptions options{.port = rendezvous.port,
+                                      .waitWorkers = false,
+                                      .timeout = to_milliseconds(std::max(timeout_s, 0.001))};
+  c10::intrusive_ptr<c10d::Store> store =
+      c10::make_intrusive<c10d::TCPStore>(rendezvous.address, options);
+  if (!part.empty())
+    store = c10::make_intrusive<c10d::PrefixStore>(rendezvous.prefix + part, store);
+  return keep_store(*store);
+}
 
- private:
-  std::optional<HushedCerr> hushed_;
-  c10d::Store& store_;
+struct RunStore::Question {
+  c10d::Store* operator->() const { return store; }
+
+  const std::unique_ptr<HushedCerr> hushed;  // null for a store of ours
+  c10d::Store* const store;
 };
 
 RunStore::RunStore(const Rendezvous& rendezvous, const CommOptions& options, c10d::Store* made)
-    : impl_(std::make_unique<Impl>()) {
+    : is_ours_(made == nullptr) {
   const Stopwatch watch;
   double over_since = -1;
   if (made) {
-    impl_->store = made->clone();
-    impl_->is_ours = false;
+    store_ = keep_store(*made->clone());
   } else {
     check_address(rendezvous);
   }
@@ -79,21 +84,15 @@ RunStore::RunStore(const Rendezvous& rendezvous, const CommOptions& options, c10
     }
     std::this_thread::sleep_for(std::chrono::duration<double>(kRetry));
   }
-  impl_->store->setTimeout(to_milliseconds(options.timeout_s));
+  store_->setTimeout(to_milliseconds(options.timeout_s));
   claim(rendezvous);
 }
-
-RunStore::~RunStore() = default;
 
 /// False if the store that is there belongs to a run that is over.
 bool RunStore::connect(const Rendezvous& rendezvous, const CommOptions& options, double timeout_s) {
   const Stopwatch watch;
-  c10d::TCPStoreOptions store_options;
-  store_options.port = rendezvous.port;
-  store_options.waitWorkers = false;
-  store_options.timeout = to_milliseconds(std::max(timeout_s, 0.001));
   try {
-    impl_->store = c10::make_intrusive<c10d::TCPStore>(rendezvous.address, store_options);
+    store_ = connect_to_store(rendezvous, timeout_s);
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {
@@ -128,12 +127,12 @@ void RunStore::claim(const Rendezvous& rendezvous) {
 
 RunStore::Question RunStore::ask(size_t keys) {
   keys_handled_ += static_cast<int64_t>(keys);
-  return Question(*impl_);
+  return {is_ours_ ? nullptr : std::make_unique<HushedCerr>(), store_.get()};
 }
 
 bool RunStore::has(const std::string& key) { return ask()->check({key}); }
 
-std::string RunStore::get(const std::string& key) { return to_text(ask()->get(key)); }
+std::string RunStore::get(const std::string& key) { return ask()->get_to_str(key); }
 
 std::optional<std::string> RunStore::find(const std::string& key) {
   if (!has(key)) return std::nullopt;
@@ -145,25 +144,24 @@ std::vector<std::optional<std::string>> RunStore::get_each(const std::vector<std
   std::vector<std::optional<std::string>> values;
   values.reserve(keys.size());
   if (all_there) {
-    for (const auto& bytes : ask(keys.size())->multiGet(keys)) values.push_back(to_text(bytes));
+    for (const auto& bytes : ask(keys.size())->multiGet(keys))
+      values.emplace_back(std::in_place, bytes.begin(), bytes.end());
     return values;
   }
   for (const std::string& key : keys) values.push_back(find(key));
   return values;
 }
 
-void RunStore::set(const std::string& key, const std::string& value) {
-  ask()->set(key, to_bytes(value));
-}
+void RunStore::set(const std::string& key, const std::string& value) { ask()->set(key, value); }
 
 std::string RunStore::set_first(const std::string& key, const std::string& value) {
-  return to_text(ask()->compareSet(key, {}, to_bytes(value)));
+  return ask()->compareSet(key, "", value);
 }
 
 int64_t RunStore::add(const std::string& key, int64_t amount) { return ask()->add(key, amount); }
 
 void RunStore::forget(const std::vector<std::string>& keys) {
-  if (impl_->is_ours) return;  // it ends with its run
+  if (is_ours_) return;  // it ends with its run
   for (const std::string& key : keys) ask()->deleteKey(key);
 }
 

@@ -20,6 +20,7 @@
 //
 // Thread rule: one thread at a time.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -38,6 +39,14 @@ namespace distca {
 /// "the store at HOST:PORT", or "the store" for one made elsewhere.
 std::string store_name(const Rendezvous& rendezvous);
 
+/// Keeps a store that c10d's pointers own.
+std::shared_ptr<c10d::Store> keep_store(c10d::Store& store);
+
+/// A connection to the store that the rendezvous names, whose calls wait so many seconds. Its keys
+/// begin with those of the run and `part`, if there is one. Throws c10d's exceptions.
+std::shared_ptr<c10d::Store> connect_to_store(const Rendezvous& rendezvous, double timeout_s,
+                                              const std::string& part = "");
+
 class RunStore {
  public:
   /// Connects and takes the rank's place. A store whose run is over is given the grace period to
@@ -45,7 +54,6 @@ class RunStore {
   /// start-up timeout, Error(kConfig) if it is another run's or check_address() refuses. `made`: a
   /// store made elsewhere, to be used instead; `rendezvous` then has rank, size and prefix only.
   RunStore(const Rendezvous& rendezvous, const CommOptions& options, c10d::Store* made = nullptr);
-  ~RunStore();
 
   // Each throws c10d's exceptions when the store is lost or does not answer within timeout_s.
   bool has(const std::string& key);
@@ -63,19 +71,20 @@ class RunStore {
   /// Deletes the keys of a store that somebody else made, if they are there.
   void forget(const std::vector<std::string>& keys);
 
-  /// Keys asked for or set so far: what the store, one thread for all ranks, has to do for us.
+  /// Keys asked for or set so far: what the store, one thread for all ranks, has to do for us. Any
+  /// thread.
   int64_t keys_handled() const { return keys_handled_; }
 
  private:
-  struct Impl;
   bool connect(const Rendezvous& rendezvous, const CommOptions& options, double timeout_s);
   void claim(const Rendezvous& rendezvous);
-  class Question;
+  struct Question;
   /// The store, for a question about so many keys.
   Question ask(size_t keys = 1);
 
-  std::unique_ptr<Impl> impl_;
-  int64_t keys_handled_ = 0;
+  std::shared_ptr<c10d::Store> store_;
+  const bool is_ours_;
+  std::atomic<int64_t> keys_handled_ = 0;
 };
 
 }  // namespace distca

@@ -2,7 +2,6 @@
 // Names of the keys of a run's store that more than one part reads or writes. run_store.h and
 // heartbeat.h say what they hold; `prefix` is Rendezvous::prefix. Pure.
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -20,8 +19,6 @@ inline std::string diagnosis_key(const std::string& prefix) { return prefix + "d
 inline std::string heartbeat_key(const std::string& prefix, int rank) {
   return prefix + "heartbeat/" + std::to_string(rank);
 }
-/// A value as a store takes it.
-inline std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
 /// All that `size` ranks may have left in a store.
 inline std::vector<std::string> keys_of_run(const std::string& prefix, int size) {
   std::vector<std::string> keys = {kOwnerKey};

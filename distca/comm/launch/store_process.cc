@@ -82,13 +82,11 @@ std::unique_ptr<StoreProcess> start_store_process(const Rendezvous& rendezvous, 
   check_address(rendezvous);  // while nothing holds the port yet
   ListenSocket socket = listen_at(rendezvous.port);
   int alive[2];
-  if (pipe2(alive, O_CLOEXEC) != 0) {
-    throw Error(ErrorKind::kIo, "no pipe for the store process: {}", std::strerror(errno));
-  }
+  DISTCA_THROW_IF(pipe2(alive, O_CLOEXEC) != 0, ErrorKind::kIo, "no pipe for the store process: {}",
+                  std::strerror(errno));
   const pid_t child = fork();
-  if (child < 0) {
-    throw Error(ErrorKind::kIo, "cannot start the store process: {}", std::strerror(errno));
-  }
+  DISTCA_THROW_IF(child < 0, ErrorKind::kIo, "cannot start the store process: {}",
+                  std::strerror(errno));
   if (child == 0) {
     close(alive[1]);
     serve(socket, alive[0], rendezvous, grace_s);

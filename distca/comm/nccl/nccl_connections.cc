@@ -1,7 +1,6 @@
 #include "distca/comm/nccl/nccl_connections.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -17,36 +16,28 @@
 #include "distca/base/error.h"
 #include "distca/comm/health/startup.h"
 #include "distca/comm/hushed_cerr.h"
+#include "distca/comm/launch/run_store.h"
 
 namespace distca {
 namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-constexpr double kOursFirst = 1;      // seconds that c10d's deadline comes after ours
 constexpr double kReturn = 2;         // seconds that a call of NCCL may take to return at the end
 constexpr double kFirstPause = 1e-3;  // seconds between two looks
 constexpr double kLastPause = 0.1;
 constexpr const char* kIdKey = "id";
 constexpr const char* kLeftKey = "left";
 
-/// The store, whose keys get the prefix.
-std::shared_ptr<c10d::Store> prefixed(const std::string& prefix,
-                                      const c10::intrusive_ptr<c10d::Store>& store) {
-  const auto own = c10::make_intrusive<c10d::PrefixStore>(prefix + "nccl", store);
-  return {own.get(), [own](c10d::Store*) {}};
-}
-
 /// Rank 0's, which it makes.
 NcclUniqueId shared_id(const NcclLibrary& nccl, int rank, c10d::Store& store) {
   NcclUniqueId id{};
   if (rank == 0) {
     nccl.check(nccl.get_unique_id(&id), nullptr, "ncclGetUniqueId");
-    const auto* const begin = reinterpret_cast<const uint8_t*>(id.internal);
-    store.set(kIdKey, std::vector<uint8_t>(begin, begin + sizeof(id.internal)));
+    store.set(kIdKey, std::string(id.internal, sizeof(id.internal)));
     return id;
   }
-  const std::vector<uint8_t> bytes = store.get(kIdKey);
+  const std::string bytes = store.get_to_str(kIdKey);
   if (bytes.size() != sizeof(id.internal))
     throw std::runtime_error("rank 0 has another version of distca");
   std::memcpy(id.internal, bytes.data(), bytes.size());
@@ -58,10 +49,7 @@ NcclUniqueId shared_id(const NcclLibrary& nccl, int rank, c10d::Store& store) {
 void refuse_shared_device(const NcclDevice& device, int rank, c10d::Store& store) {
   if (device.identity.empty()) return;
   const std::string mine = std::to_string(rank);
-  const std::vector<uint8_t> first =
-      store.compareSet("device/" + device.identity, std::vector<uint8_t>(),
-                       std::vector<uint8_t>(mine.begin(), mine.end()));
-  const std::string owner(first.begin(), first.end());
+  const std::string owner = store.compareSet("device/" + device.identity, "", mine);
   DISTCA_THROW_IF(
       owner != mine, ErrorKind::kConfig,
       "rank {} and rank {} have the same CUDA device: NCCL takes one rank a device; start as many "
@@ -100,22 +88,14 @@ std::vector<Message> in_order(std::span<const Message> messages) {
 }  // namespace
 
 OpenStore store_of(const Rendezvous& rendezvous) {
-  return [rendezvous](double timeout_s) {
-    c10d::TCPStoreOptions options;
-    options.port = rendezvous.port;
-    options.waitWorkers = false;
-    options.timeout = to_milliseconds(std::max(timeout_s, 0.001));
-    return prefixed(rendezvous.prefix,
-                    c10::make_intrusive<c10d::TCPStore>(rendezvous.address, options));
-  };
+  return [rendezvous](double timeout_s) { return connect_to_store(rendezvous, timeout_s, "nccl"); };
 }
 
 OpenStore store_like(c10d::Store& made, const std::string& prefix) {
-  const auto kept = c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(&made);
-  return [kept, prefix](double timeout_s) {
+  return [kept = keep_store(made), prefix](double timeout_s) {
     const c10::intrusive_ptr<c10d::Store> own = kept->clone();
     own->setTimeout(to_milliseconds(std::max(timeout_s, 0.001)));
-    return prefixed(prefix, own);
+    return keep_store(*c10::make_intrusive<c10d::PrefixStore>(prefix + "nccl", own));
   };
 }
 
@@ -138,21 +118,19 @@ void NcclConnections::issue(std::span<const Message> sends, std::span<const Mess
   const std::lock_guard lock(in_use_);
   if (gone_) throw std::runtime_error("the connections have been ended");
   nccl_.check(nccl_.group_start(), comm_, "ncclGroupStart");
-  int result = kNcclSuccess;
-  const auto is_well = [&] { return result == kNcclSuccess; };
-  for (const Message& message : in_order(receives)) {
-    if (!is_well()) break;
-    result = nccl_.recv(message.data, static_cast<size_t>(message.bytes), kNcclUint8, message.peer,
-                        comm_, device_.stream);
-  }
-  const bool received = is_well();
-  for (const Message& message : in_order(sends)) {
-    if (!is_well()) break;
-    result = nccl_.send(message.data, static_cast<size_t>(message.bytes), kNcclUint8, message.peer,
-                        comm_, device_.stream);
-  }
+  const auto give = [&](std::span<const Message> messages, auto function) {
+    for (const Message& message : in_order(messages)) {
+      const int result = function(message.data, static_cast<size_t>(message.bytes), kNcclUint8,
+                                  message.peer, comm_, device_.stream);
+      if (result != kNcclSuccess) return result;
+    }
+    return kNcclSuccess;
+  };
+  const int received = give(receives, nccl_.recv);
+  const int sent = received == kNcclSuccess ? give(sends, nccl_.send) : kNcclSuccess;
   const int ended = nccl_.group_end();  // also where a call in the group has failed
-  nccl_.check(result, comm_, received ? "ncclSend" : "ncclRecv");
+  nccl_.check(received, comm_, "ncclRecv");
+  nccl_.check(sent, comm_, "ncclSend");
   nccl_.check(ended, comm_, "ncclGroupEnd");
 }
 
@@ -184,36 +162,17 @@ void NcclConnections::finish() {
 std::shared_ptr<NcclConnections> connect_nccl(const NcclLibrary& nccl, const NcclDevice& device,
                                               const Rendezvous& rendezvous, const OpenStore& open,
                                               Heartbeat& heartbeat) {
-  struct Made {
-    std::shared_ptr<NcclConnections> connections;
-  };
-  const auto made = std::make_shared<Made>();
-  const double left_s = std::max(heartbeat.startup_deadline() - steady_seconds(), 0.0);
+  const auto made = std::make_shared<std::shared_ptr<NcclConnections>>();
   connect_by_deadline(
       rendezvous, heartbeat,
-      [=] {
+      [=](double timeout_s) {
         if (device.make_current) device.make_current();
-        const auto store = open(left_s + kOursFirst);
-        made->connections = std::make_shared<NcclConnections>(nccl, device, rendezvous, *store);
+        const auto store = open(timeout_s);
+        *made = std::make_shared<NcclConnections>(nccl, device, rendezvous, *store);
       },
       [] { return "cannot connect through NCCL"; });
-  return made->connections;
+  return *made;
 }
-
-namespace {
-
-/// Until all ranks have come here, or somebody is known to be lost.
-void wait_for_others(const Rendezvous& rendezvous, c10d::Store& store, double patience_s,
-                     const std::function<bool()>& is_over) {
-  double pause = kFirstPause;
-  const Stopwatch watch;
-  while (store.add(kLeftKey, 0) < rendezvous.size && !is_over() && watch.seconds() < patience_s) {
-    std::this_thread::sleep_for(Seconds(pause));
-    pause = std::min(2 * pause, kLastPause);
-  }
-}
-
-}  // namespace
 
 void leave_nccl(std::shared_ptr<NcclConnections> connections, const Rendezvous& rendezvous,
                 const OpenStore& open, const Heartbeat& heartbeat, bool is_well,
@@ -227,12 +186,19 @@ void leave_nccl(std::shared_ptr<NcclConnections> connections, const Rendezvous& 
       const HushedCerr hushed;  // c10d prints a lot if the store is gone
       const auto store = open(kReturn);
       store->add(kLeftKey, 1);
-      if (is_well) wait_for_others(rendezvous, *store, patience_s, [over] { return over->load(); });
+      // Until all ranks have come here, or somebody is known to be lost.
+      double pause = kFirstPause;
+      const Stopwatch waiting;
+      while (!*over && store->add(kLeftKey, 0) < rendezvous.size &&
+             waiting.seconds() < patience_s) {
+        std::this_thread::sleep_for(Seconds(pause));
+        pause = std::min(2 * pause, kLastPause);
+      }
     } catch (const std::exception&) {
       // The run's store is gone, and with it the run.
     }
     try {
-      is_well && !*over ? connections->finish() : connections->abort();
+      *over ? connections->abort() : connections->finish();
     } catch (const std::exception&) {
       // All that this rank wanted has been done.
     }

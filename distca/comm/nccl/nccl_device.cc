@@ -32,19 +32,6 @@ std::string device_uuid(int cuda_device) {
   return text;
 }
 
-/// A stream over host memory, and the marks in it.
-struct HostStream {
-  explicit HostStream(const HostStreams& made_by) : host(made_by) {
-    DISTCA_CHECK_EQ(host.create(&stream), 0);
-  }
-  ~HostStream() { host.destroy(stream); }
-  HostStream(const HostStream&) = delete;
-  HostStream& operator=(const HostStream&) = delete;
-
-  const HostStreams host;
-  void* stream = nullptr;
-};
-
 }  // namespace
 
 NcclDevice cuda_nccl_device(int cuda_device) {
@@ -77,14 +64,15 @@ NcclDevice cuda_nccl_device(int cuda_device) {
 
 NcclDevice host_nccl_device(const NcclLibrary& nccl) {
   DISTCA_CHECK(nccl.host.has_value(), "{} has no host streams", nccl.path);
-  const auto own = std::make_shared<HostStream>(*nccl.host);
   const HostStreams host = *nccl.host;
+  void* stream = nullptr;
+  DISTCA_CHECK_EQ(host.create(&stream), 0);
   const auto wait = [host](const DeviceMark& mark, double seconds) {
     return !mark || host.wait(mark.get(), static_cast<int64_t>(seconds * 1e6)) == 1;
   };
   return {
-      .stream = own->stream,
-      .owner = own,
+      .stream = stream,
+      .owner = std::shared_ptr<void>(stream, host.destroy),
       .allocate =
           [](int64_t bytes) {
             return std::shared_ptr<std::byte>(
@@ -93,10 +81,10 @@ NcclDevice host_nccl_device(const NcclLibrary& nccl) {
       .mark = [] { return DeviceMark(); },
       .communicate_behind = [](const DeviceMark&) {},
       .mark_communication =
-          [host, stream = own->stream] {
+          [host, stream] {
             void* mark = nullptr;
             host.mark(stream, &mark);
-            return DeviceMark(mark, [host](void* one) { host.free_mark(one); });
+            return DeviceMark(mark, host.free_mark);
           },
       .has_passed = [wait](const DeviceMark& mark) { return wait(mark, 0); },
       .follow = wait,

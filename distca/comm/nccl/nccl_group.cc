@@ -34,16 +34,7 @@ class NcclRank {
     heartbeat.wait_for_all();
     connections_ = connect_nccl(nccl, device, rendezvous, open_, heartbeat);
     heartbeat.end_startup();
-    watch_ = std::make_unique<NcclWatch>(
-        NcclWatch::Group{.rank = rendezvous.rank,
-                         .tick_s = heartbeat_s(options) / 4,
-                         .timeout_s = options.timeout_s,
-                         .report_s = 1.5 * heartbeat_s(options),
-                         .make_current = device.make_current,
-                         .has_passed = device.has_passed,
-                         .error = [connections = connections_] { return connections->error(); },
-                         .abort = [connections = connections_] { connections->abort(); }},
-        health_);
+    watch_ = std::make_unique<NcclWatch>(rendezvous.rank, options, connections_, health_);
   }
 
   ~NcclRank() {
@@ -95,15 +86,7 @@ class NcclExchange final : public PendingExchange {
                DeviceMark end)
       : group_(std::move(group)), issued_(std::move(issued)), end_(std::move(end)) {}
 
-  ~NcclExchange() override {
-    // A rank that fails does not wait for the others: they are about to learn of it.
-    if (std::uncaught_exceptions() > exceptions_) return;
-    try {
-      wait();
-    } catch (const std::exception&) {
-      // Whoever cares has called wait().
-    }
-  }
+  ~NcclExchange() override { wait_at_last(); }
 
   // NCCL ends the sends and receives of a group together.
   void wait_received() override { wait(); }
@@ -122,7 +105,6 @@ class NcclExchange final : public PendingExchange {
   const std::shared_ptr<NcclRank> group_;
   std::shared_ptr<NcclWatch::Exchange> issued_;  // null without messages, or once waited for
   const DeviceMark end_;
-  const int exceptions_ = std::uncaught_exceptions();
 };
 
 class NcclCommunicator final : public Communicator {

@@ -64,8 +64,6 @@ std::optional<HostStreams> find_host_streams(const Symbols& symbols) {
   symbols.find("distcaHostStreamCreate", &host.create);
   symbols.find("distcaHostStreamDestroy", &host.destroy);
   symbols.find("distcaHostStreamMark", &host.mark);
-  symbols.find("distcaHostStreamFollow", &host.follow);
-  symbols.find("distcaHostStreamCall", &host.call);
   symbols.find("distcaHostMarkWait", &host.wait);
   symbols.find("distcaHostMarkFree", &host.free_mark);
   return host;

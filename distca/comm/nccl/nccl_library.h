@@ -37,11 +37,6 @@ struct HostStreams {
   int (*destroy)(void* stream) = nullptr;
   /// A mark at the end of what the stream has been given so far.
   int (*mark)(void* stream, void** mark) = nullptr;
-  /// Makes the stream wait for the mark, which is of any stream, before what it is given from now
-  /// on.
-  int (*follow)(void* stream, void* mark) = nullptr;
-  /// Calls a function in the stream.
-  int (*call)(void* stream, void (*function)(void*), void* argument) = nullptr;
   /// 1 if the mark has been passed, after at most so long, else 0.
   int (*wait)(void* mark, int64_t microseconds) = nullptr;
   int (*free_mark)(void* mark) = nullptr;

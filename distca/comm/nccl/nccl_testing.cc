@@ -11,7 +11,7 @@
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
-#include "distca/comm/device_copy.h"
+#include "distca/comm/device_stream.h"
 #include "distca/comm/late_messages_testing.h"
 #include "distca/comm/local_device.h"
 #include "distca/comm/nccl/nccl_group.h"
@@ -35,6 +35,11 @@ Function* standin_function(const char* name) {
 
 void set_faults(const std::string& text) {
   standin_function<void(const char*)>("distcaStandinFaults")(text.c_str());
+}
+
+/// Makes the stream wait for the mark, which is of any stream, before what it is given from now on.
+void follow(void* stream, const DeviceMark& mark) {
+  standin_function<int(void*, void*)>("distcaHostStreamFollow")(stream, mark.get());
 }
 
 using Seen = void (*)(void*, int, int, int);
@@ -102,11 +107,9 @@ NcclTestRank::NcclTestRank(int rank, bool late)
     current_->host.create(&current_->host_stream);
     const Current* const current = current_.get();
     device.mark = [current] { return current->mark(); };
-    device.communicate_behind = [host = current->host, to = device.stream](const DeviceMark& mark) {
-      host.follow(to, mark.get());
-    };
+    device.communicate_behind = [to = device.stream](const DeviceMark& mark) { follow(to, mark); };
     device.follow = [current](const DeviceMark& mark, double) {
-      current->host.follow(current->host_stream, mark.get());
+      follow(current->host_stream, mark);
       return true;
     };
   }
@@ -159,7 +162,7 @@ void NcclTestRank::give(std::function<void()> work) const {
     delay(kPauseUs);
     return work();
   }
-  current_->host.call(
+  standin_function<int(void*, void (*)(void*), void*)>("distcaHostStreamCall")(
       current_->host_stream,
       [](void* given) {
         const std::unique_ptr<std::function<void()>> one(

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <exception>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -27,12 +29,12 @@ struct NcclWatch::Exchange {
 /// Two threads: one asks the device, which may hold it for as long as it likes; the other
 /// diagnoses. So the lock is never held where the device is asked, or where a mark is given back.
 struct NcclWatch::State {
-  State(Group made, Health& health) : group(std::move(made)), health(health) {}
-
-  const Group group;
+  const int rank;
+  const CommOptions options;
+  const std::shared_ptr<NcclConnections> connections;
   Health& health;
 
-  mutable std::mutex mutex;
+  std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::shared_ptr<Exchange>> under_way;  // in the order of their issuing
   std::shared_ptr<Exchange> stands_at;  // where the device stands; its wait is the watchdog's
@@ -52,8 +54,11 @@ struct NcclWatch::State {
 
   void ask();
   void diagnose_and_abort();
+  Seconds tick() const { return Seconds(heartbeat_s(options) / 4); }  // between two looks
   bool is_over() const { return stop || failure; }
-  bool has_passed(const DeviceMark& mark) { return !mark || group.has_passed(mark); }
+  bool has_passed(const DeviceMark& mark) {
+    return !mark || connections->device().has_passed(mark);
+  }
   std::shared_ptr<Exchange> first();
   std::shared_ptr<Exchange> awaited();
   void stand_at(std::shared_ptr<Exchange> exchange, std::unique_lock<std::mutex>& lock);
@@ -61,7 +66,6 @@ struct NcclWatch::State {
   std::optional<FailedWait> look_twice(std::unique_lock<std::mutex>& lock);
   FailedWait failed_wait();
   std::string diagnose(const FailedWait& wait);
-  void abort();
 };
 
 /// Takes out what has ended; the first of what has not.
@@ -124,7 +128,7 @@ void NcclWatch::State::ask() {
     std::shared_ptr<Exchange> at;
     std::optional<std::string> why;
     try {
-      if (group.make_current) group.make_current();
+      if (connections->device().make_current) connections->device().make_current();
       at = awaited();
     } catch (const std::exception& error) {
       why = first_line(error);
@@ -140,7 +144,7 @@ void NcclWatch::State::ask() {
     if (at != stands_at) stand_at(std::move(at), lock);
     answered = question;
     changed.notify_all();
-    changed.wait_for(lock, Seconds(group.tick_s), [this] { return is_over() || hurry; });
+    changed.wait_for(lock, tick(), [this] { return is_over() || hurry; });
   }
 }
 
@@ -149,23 +153,23 @@ void NcclWatch::State::ask() {
 FailedWait NcclWatch::State::failed_wait() {
   const double now = steady_seconds();
   if (stands_at)
-    return {.rank = group.rank,
+    return {.rank = rank,
             .at = stands_at->at,
             .waited_s = now - stands_since,
             .peers = stands_at->peers};
-  if (under_way.empty()) return {.rank = group.rank};
+  if (under_way.empty()) return {.rank = rank};
   const Exchange& front = *under_way.front();
-  if (!asked_since) return {.rank = group.rank, .at = front.at};
-  return {.rank = group.rank, .at = front.at, .waited_s = now - *asked_since, .peers = front.peers};
+  if (!asked_since) return {.rank = rank, .at = front.at};
+  return {.rank = rank, .at = front.at, .waited_s = now - *asked_since, .peers = front.peers};
 }
 
 /// The wait that has failed, if one has.
 std::optional<FailedWait> NcclWatch::State::look(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
-  std::optional<std::string> error = group.error();
+  std::optional<std::string> error = connections->error();
   lock.lock();
   if (!error) error = lost;
-  const bool is_held = asked_since && steady_seconds() - *asked_since > group.timeout_s;
+  const bool is_held = asked_since && steady_seconds() - *asked_since > options.timeout_s;
   if (!error && !health.heartbeat.alarmed() && !(*gave_up && stands_at) && !is_held)
     return std::nullopt;
   FailedWait failed = failed_wait();
@@ -182,8 +186,7 @@ std::optional<FailedWait> NcclWatch::State::look_twice(std::unique_lock<std::mut
   const int64_t before = questions;
   hurry = true;
   changed.notify_all();
-  changed.wait_for(lock, Seconds(2 * group.tick_s),
-                   [&] { return is_over() || lost || answered > before; });
+  changed.wait_for(lock, 2 * tick(), [&] { return is_over() || lost || answered > before; });
   return look(lock);
 }
 
@@ -196,14 +199,6 @@ std::string NcclWatch::State::diagnose(const FailedWait& wait) {
   return *failure;
 }
 
-void NcclWatch::State::abort() {
-  try {
-    group.abort();
-  } catch (const std::exception&) {
-    // The group has failed already, and its reason is known.
-  }
-}
-
 /// The thread that diagnoses a failure, and then aborts.
 void NcclWatch::State::diagnose_and_abort() {
   std::unique_lock lock(mutex);
@@ -214,26 +209,31 @@ void NcclWatch::State::diagnose_and_abort() {
       lock.lock();
       break;
     }
-    changed.wait_for(lock, Seconds(group.tick_s), [this] { return is_over() || *gave_up || lost; });
+    changed.wait_for(lock, tick(), [this] { return is_over() || *gave_up || lost; });
   }
   if (failure) {
     // NCCL ends the exchanges of other ranks with us, too, as if they had gone well. These know
     // of the failure by then, and take what they received for what it is.
     lock.unlock();
-    std::this_thread::sleep_for(Seconds(group.report_s));
+    std::this_thread::sleep_for(1.5 * Seconds(heartbeat_s(options)));
     lock.lock();
     aborting = true;
     changed.notify_all();
     lock.unlock();
-    abort();
+    try {
+      connections->abort();
+    } catch (const std::exception&) {
+      // The group has failed already, and its reason is known.
+    }
     lock.lock();
   }
   ended = true;
   changed.notify_all();
 }
 
-NcclWatch::NcclWatch(Group group, Health& health)
-    : state_(std::make_shared<State>(std::move(group), health)) {
+NcclWatch::NcclWatch(int rank, const CommOptions& options,
+                     std::shared_ptr<NcclConnections> connections, Health& health)
+    : state_(new State{rank, options, std::move(connections), health}) {
   std::thread([state = state_] { state->ask(); }).detach();
   std::thread([state = state_] { state->diagnose_and_abort(); }).detach();
 }

@@ -7,15 +7,13 @@
 // Exchanges end in the order in which they were issued. So the device stands at the first one that
 // has not ended, once anything at or behind it is waited for.
 
-#include <condition_variable>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "distca/comm/health/health.h"
+#include "distca/comm/nccl/nccl_connections.h"
 #include "distca/comm/thread_group.h"
 
 namespace distca {
@@ -23,25 +21,13 @@ namespace distca {
 /// Thread rule: any thread.
 class NcclWatch {
  public:
-  struct Group {
-    int rank = 0;
-    double tick_s = 0;     // time between two looks
-    double timeout_s = 0;  // time until a question that the device does not answer is a failure
-    double report_s = 0;   // time from a diagnosis until all other ranks know that there is one
-    /// Makes the device the calling thread's. It may be null.
-    std::function<void()> make_current;
-    std::function<bool(const DeviceMark&)> has_passed;
-    /// Returns the error that was reported outside of calls, in one line; nothing if all is well.
-    std::function<std::optional<std::string>()> error;
-    /// Ends all exchanges, so that who waits for the device comes back. Called at most once, by the
-    /// diagnosing thread, when failure() says why. It may block, or use what outlives this object.
-    std::function<void()> abort;
-  };
   /// An exchange under way.
   struct Exchange;
 
-  /// `health` must live as long as this.
-  NcclWatch(Group group, Health& health);
+  /// Aborts the connections at most once, when failure() says why. `health` must live as long as
+  /// this; an abort that blocks uses the connections longer.
+  NcclWatch(int rank, const CommOptions& options, std::shared_ptr<NcclConnections> connections,
+            Health& health);
   /// Gives an abort under way the grace period to end, and leaves it behind after that.
   ~NcclWatch();
 
@@ -53,7 +39,8 @@ class NcclWatch {
   /// From the mark on, the device waits for the exchange; a null mark: from now on.
   void wait_for(Exchange& exchange, DeviceMark from);
 
-  /// Why the group has ended; nothing while it lives. It is known before abort() is called.
+  /// Why the group has ended; nothing while it lives. It is known before the connections are
+  /// aborted.
   std::optional<std::string> failure() const;
   /// Ends a group that a call has found broken, or that is of no use any more, and returns why.
   std::string end(const FailedWait& wait);

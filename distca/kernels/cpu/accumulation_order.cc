@@ -106,7 +106,7 @@ AccumulationOrder::AccumulationOrder(const Shape& shape, std::span<const Task> t
       chain = chains_.back().get();
     }
     chain->places.push_back(&place);
-    return static_cast<int64_t>(chain->places.size()) - 1;
+    return Link{chain, std::ssize(chain->places) - 1};
   };
   places_ = std::make_unique<Place[]>(items.size());
   items_.reserve(items.size());
@@ -114,14 +114,10 @@ AccumulationOrder::AccumulationOrder(const Shape& shape, std::span<const Task> t
     const Item& item = items[i];
     Place& place = places_[items_.size()];
     items_.push_back(item);
-    Chain*& keys = key_chains[name(shared.keys, item)];
-    place.keys_index = join(keys, place);
-    place.keys = keys;
-    keys->shifted = shared.shifted[shared.keys[item.task]];
+    place.keys = join(key_chains[name(shared.keys, item)], place);
+    place.keys.chain->shifted = shared.shifted[shared.keys[item.task]];
     if (members[shared.queries[item.task]] == 1) continue;
-    Chain*& queries = query_chains[name(shared.queries, item)];
-    place.queries_index = join(queries, place);
-    place.queries = queries;
+    place.queries = join(query_chains[name(shared.queries, item)], place);
     const int64_t first_row = tasks[item.task].q_row * group;
     place.query_rows = {first_row + item.row_begin, first_row + item.row_end};
   }
@@ -130,10 +126,9 @@ AccumulationOrder::AccumulationOrder(const Shape& shape, std::span<const Task> t
 AccumulationGate AccumulationOrder::gate(int64_t index) {
   Place& place = places_[index];
   AccumulationGate gate{.state = &place};
-  if (place.keys_index > 0 || place.queries_index > 0) gate.wait = &AccumulationOrder::wait;
-  if (place.keys_index + 1 < static_cast<int64_t>(place.keys->places.size())) {
+  if (place.keys.index > 0 || place.queries.index > 0) gate.wait = &AccumulationOrder::wait;
+  if (place.keys.index + 1 < std::ssize(place.keys.chain->places))
     gate.done = &AccumulationOrder::done;
-  }
   return gate;
 }
 
@@ -147,23 +142,24 @@ void AccumulationOrder::done(void* state, int64_t position) {
 void AccumulationOrder::wait(void* state, int64_t position) {
   const Place& place = *static_cast<Place*>(state);
   if (position != AccumulationGate::kAll) {
-    const int64_t needed = place.keys->shifted ? AccumulationGate::kAll : position;
-    wait_for(*place.keys, place.keys_index, needed, [](const Place&) { return true; });
-  } else if (place.queries != nullptr) {
-    wait_for(*place.queries, place.queries_index, AccumulationGate::kAll, [&](const Place& other) {
+    const int64_t needed = place.keys.chain->shifted ? AccumulationGate::kAll : position;
+    wait_for(place.keys, needed, [](const Place&) { return true; });
+  } else if (place.queries.chain != nullptr) {
+    wait_for(place.queries, AccumulationGate::kAll, [&](const Place& other) {
       return !intersect(place.query_rows, other.query_rows).empty();
     });
   }
 }
 
-/// Until all `concerned` places before `index` have come to `position`. Each is asked itself: that
-/// a predecessor came so far says nothing of those before it, for it may have had nothing to add.
+/// Until all `concerned` places before the link's have come to `position`. Each is asked itself:
+/// that a predecessor came so far says nothing of those before it, for it may have had nothing to
+/// add.
 template <typename Concerned>
-void AccumulationOrder::wait_for(Chain& chain, int64_t index, int64_t position,
-                                 const Concerned& concerned) {
+void AccumulationOrder::wait_for(const Link& link, int64_t position, const Concerned& concerned) {
+  Chain& chain = *link.chain;
   const int64_t first = chain.ended.load(std::memory_order_acquire);
   int64_t ended = first;
-  for (int64_t i = first; i < index; ++i) {
+  for (int64_t i = first; i < link.index; ++i) {
     const Place& place = *chain.places[i];
     int64_t progress = place.progress.load(std::memory_order_acquire);
     for (int looks = 0; progress < position && concerned(place); ++looks) {

@@ -61,21 +61,24 @@ class AccumulationOrder {
     std::atomic<int64_t> ended{0};  // at least so many of the first places have ended
     bool shifted = false;           // items add one after the other
   };
+  /// Its number in a chain.
+  struct Link {
+    Chain* chain = nullptr;
+    int64_t index = 0;
+  };
   /// An item's place in its chains. It has a cache line of its own, because other threads look at
   /// it while they wait.
   struct alignas(64) Place {
     std::atomic<int64_t> progress{0};  // nothing more is added to the keys below this position
-    Chain* keys = nullptr;
-    int64_t keys_index = 0;
-    Chain* queries = nullptr;  // nullptr if no other task adds to the item's dq
-    int64_t queries_index = 0;
+    Link keys{};
+    Link queries{};      // in none if no other task adds to the item's dq
     Range query_rows{};  // rows of the query buffer, flattened
   };
 
   static void wait(void* state, int64_t position);
   static void done(void* state, int64_t position);
   template <typename Concerned>
-  static void wait_for(Chain& chain, int64_t index, int64_t position, const Concerned& concerned);
+  static void wait_for(const Link& link, int64_t position, const Concerned& concerned);
 
   std::vector<Item> items_;
   std::unique_ptr<Place[]> places_;  // [items]

@@ -23,7 +23,7 @@ using ::testing::ElementsAre;
 
 constexpr int64_t kDim = 8;
 
-size_t no_scratch(const Shape&, ScalarType) { return 0; }
+size_t no_scratch(const Shape&) { return 0; }
 
 /// Adds `value` to one head's numbers of `token` so that the order of all additions shows.
 void add_in_order(const Rows& rows, int64_t token, int64_t head, uint32_t value) {

@@ -65,10 +65,8 @@ EngineList engine_list(const TaskList& list, ScalarType type, std::optional<Scal
   return resolved;
 }
 
-EngineItem engine_item(const Shape& shape, ScalarType type, const EngineList& list,
-                       const Item& item) {
+EngineItem engine_item(const Shape& shape, const EngineList& list, const Item& item) {
   return {.shape = &shape,
-          .type = type,
           .task = &list.tasks[item.task],
           .kv_head = item.kv_head,
           .row_begin = item.row_begin,
@@ -93,21 +91,21 @@ void cpu_forward(const Shape& shape, ScalarType type, ScalarType o_type, const T
                  ThreadPool& pool, Isa isa) {
   check_forward(shape, type, o_type, list);
   check_supported(shape, type);
-  const Engine& engine = engine_of(isa);
+  const Engine& engine = engine_of(isa, type);
   const EngineList resolved = engine_list(list, type, o_type);
   std::vector<ForwardItem> work;
   for (const Item& item : cut_evenly(shape, list.tasks, pool.threads())) {
-    work.push_back({engine_item(shape, type, resolved, item), o_type});
+    work.push_back({engine_item(shape, resolved, item), o_type});
   }
   const auto threads = static_cast<size_t>(pool.threads());
   for (size_t i = 0; i + threads < work.size(); ++i) work[i].next = &work[i + threads];
-  pool.run(static_cast<int64_t>(work.size()), engine.forward_scratch_bytes(shape, type),
+  pool.run(static_cast<int64_t>(work.size()), engine.forward_scratch_bytes(shape),
            [&](int64_t i, std::byte* scratch) { engine.forward(work[i], scratch); });
 }
 
 void cpu_backward(const Shape& shape, ScalarType type, const TaskList& list, ThreadPool& pool,
                   Isa isa) {
-  cpu_backward(shape, type, list, pool, engine_of(isa));
+  cpu_backward(shape, type, list, pool, engine_of(isa, type));
 }
 
 void cpu_backward(const Shape& shape, ScalarType type, const TaskList& list, ThreadPool& pool,
@@ -118,10 +116,10 @@ void cpu_backward(const Shape& shape, ScalarType type, const TaskList& list, Thr
   // Not cut by the number of threads: sums over rows would differ.
   std::vector<Item> items = cut_items(shape, list.tasks, 0);
   const auto run = [&](const Item& item, const AccumulationGate& gate, std::byte* scratch) {
-    engine.backward({engine_item(shape, type, resolved, item), gate}, scratch);
+    engine.backward({engine_item(shape, resolved, item), gate}, scratch);
   };
   const auto count = static_cast<int64_t>(items.size());
-  const size_t scratch_bytes = engine.backward_scratch_bytes(shape, type);
+  const size_t scratch_bytes = engine.backward_scratch_bytes(shape);
   if (pool.threads() == 1) {  // in the order of the list nobody waits
     pool.run(count, scratch_bytes,
              [&](int64_t i, std::byte* scratch) { run(items[i], {}, scratch); });

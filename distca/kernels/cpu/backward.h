@@ -36,14 +36,14 @@ typename Simd::Vector BackwardTile<Simd, Number, kWide>::probability(Vector scor
                                                                      Vector* slope) {
   Vector difference;
   if constexpr (kCapped) {
-    const Vector t = tanh<Simd>(Simd::multiply(score, scale));
-    *slope = Simd::subtract(Simd::set(1), Simd::multiply(t, t));
+    const Vector t = tanh<Simd>(score * scale);
+    *slope = Simd::set(1) - t * t;
     difference = Simd::multiply_add(t, cap, lse);
   } else {
     // This is rounded once, however large its terms are.
     difference = Simd::multiply_add(score, scale, lse);
   }
-  return exp2<Simd, Simd::kPairs>(Simd::multiply(difference, Simd::set(kLog2E)));
+  return exp2<Simd, Simd::kPairs>(difference * Simd::set(kLog2E));
 }
 
 /// Computes P and dS of panel `panel`, which is number `place` of its group, from `s` and `dp`.
@@ -65,7 +65,7 @@ void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int place, int 
     Integers first[kVectors], last[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       const int lane = at + v * kLanes;
-      lse[v] = Simd::subtract(Simd::zero(), Simd::load(lse_ + panel * kPanelRows + lane));
+      lse[v] = Simd::zero() - Simd::load(lse_ + panel * kPanelRows + lane);
       delta[v] = Simd::load(delta_ + panel * kPanelRows + lane);
       if constexpr (kMasked) {
         first[v] = Simd::load_integers(first_in_tile_ + lane);
@@ -81,9 +81,9 @@ void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int place, int 
           const int i = (key + k) * kScoreStride + at + v * kLanes;
           Vector slope;
           p[k][v] = probability<kCapped>(Simd::load(s + i), scale, cap, lse[v], &slope);
-          Vector difference = Simd::subtract(Simd::load(dp + i), delta[v]);
-          if constexpr (kCapped) difference = Simd::multiply(difference, slope);
-          ds[k][v] = Simd::multiply(p[k][v], difference);
+          Vector difference = Simd::load(dp + i) - delta[v];
+          if constexpr (kCapped) difference = difference * slope;
+          ds[k][v] = p[k][v] * difference;
           if constexpr (kMasked) {
             const Integers number = Simd::set_integer(numbers[key + k]);
             const auto seen =
@@ -97,17 +97,17 @@ void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int place, int 
 #pragma GCC unroll 2
         for (int k = 0; k < kKeys; ++k) {
           const int i = (key + k) * kRowStride + at / 2;
-          Simd::store_words(p_words + i, Simd::neighbours(p[k][0], p[k][1]));
-          Simd::store_words(ds_words + i, Simd::neighbours(ds[k][0], ds[k][1]));
+          Simd::store(p_words + i, Simd::neighbours(p[k][0], p[k][1]));
+          Simd::store(ds_words + i, Simd::neighbours(ds[k][0], ds[k][1]));
         }
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) {
-          Simd::store_words(ds_lanes + key / 2 * kLaneStride + at + v * kLanes,
-                            Simd::pair(ds[0][v], ds[1][v]));
+          Simd::store(ds_lanes + key / 2 * kLaneStride + at + v * kLanes,
+                      Simd::pair(ds[0][v], ds[1][v]));
         }
       } else {
-        Simd::store_words(p_words + key * kRowStride + at, p[0][0]);
-        Simd::store_words(ds_words + key * kRowStride + at, ds[0][0]);
+        Simd::store(p_words + key * kRowStride + at, p[0][0]);
+        Simd::store(ds_words + key * kRowStride + at, ds[0][0]);
       }
     }
   }

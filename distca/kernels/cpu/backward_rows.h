@@ -199,7 +199,7 @@ void BackwardTile<Simd, Number, kWide>::add_key(const float* const* sums, int ke
   for (int column = 0; column < dim; column += kLanes) {
     const int from = (column / kPanelRows * kTileKeys + key) * kPanelRows + column % kPanelRows;
     Vector sum = Simd::load(sums[0] + from);
-    if constexpr (kSums == 2) sum = Simd::add(sum, Simd::load(sums[1] + from));
+    if constexpr (kSums == 2) sum = sum + Simd::load(sums[1] + from);
     add_scaled(sum, scale, static_cast<int>(smaller(kLanes, dim - column)), to + column);
   }
 }

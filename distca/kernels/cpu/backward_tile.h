@@ -87,7 +87,7 @@ class BackwardTile {
       Simd::store(to, Simd::multiply_add(x, Simd::set(scale), Simd::load(to)));
       return;
     }
-    const Vector before = Simd::load_first(reinterpret_cast<const Word*>(to), count);
+    const Vector before = Simd::load_first(to, count);
     Simd::store_first(to, count, Simd::multiply_add(x, Simd::set(scale), before));
   }
 

@@ -51,7 +51,6 @@ struct EngineTask {
 /// Rows [row_begin, row_end) of one task and key head.
 struct EngineItem {
   const Shape* shape = nullptr;
-  ScalarType type = ScalarType::kFloat32;  // type of Q, K and V
   const EngineTask* task = nullptr;
   int64_t kv_head = 0;
   int64_t row_begin = 0;
@@ -83,21 +82,33 @@ struct BackwardItem : EngineItem {
   AccumulationGate gate{};
 };
 
-/// The functions of one instruction set. Scratch memory is aligned to 64 bytes and not cleared.
+/// Multiply-adds of numbers in registers (peak.h): how many FLOP they are, and the function that
+/// does them. It returns the sum of all results, so that the compiler leaves nothing out.
+struct Burst {
+  float (*run)(float factor, float term) = nullptr;
+  double flops = 0;
+};
+
+/// The functions of one instruction set for one type of Q, K and V. Scratch memory is aligned to 64
+/// bytes and not cleared.
 struct Engine {
-  size_t (*forward_scratch_bytes)(const Shape& shape, ScalarType type);
-  void (*forward)(const ForwardItem& item, std::byte* scratch);
-  size_t (*backward_scratch_bytes)(const Shape& shape, ScalarType type);
-  void (*backward)(const BackwardItem& item, std::byte* scratch);
+  size_t (*forward_scratch_bytes)(const Shape& shape) = nullptr;
+  void (*forward)(const ForwardItem& item, std::byte* scratch) = nullptr;
+  size_t (*backward_scratch_bytes)(const Shape& shape) = nullptr;
+  void (*backward)(const BackwardItem& item, std::byte* scratch) = nullptr;
+  Burst burst{};
+};
+struct Engines {
+  Engine fp32, bf16;
 };
 
 // Each is defined in engine_NAME.cc if the compiler targets machines that can have it.
-extern const Engine kPortableEngine;
-extern const Engine kAvx2Engine;
-extern const Engine kAvx512Engine;
-extern const Engine kAvx512Bf16Engine;
+extern const Engines kPortableEngines;
+extern const Engines kAvx2Engines;
+extern const Engines kAvx512Engines;
+extern const Engines kAvx512Bf16Engines;
 
-/// The engine of an available instruction set.
-const Engine& engine_of(Isa isa);
+/// The engine of an available instruction set for this type; that of fp32 for fp64.
+const Engine& engine_of(Isa isa, ScalarType type);
 
 }  // namespace distca::kernels

@@ -3,6 +3,6 @@
 
 namespace distca::kernels {
 
-constinit const Engine kAvx2Engine = EngineFunctions<Avx2Fp32, Avx2Fp32>::kEngine;
+constinit const Engines kAvx2Engines = kEngines<Avx2Fp32, Avx2Fp32>;
 
 }  // namespace distca::kernels

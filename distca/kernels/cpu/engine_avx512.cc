@@ -3,6 +3,6 @@
 
 namespace distca::kernels {
 
-constinit const Engine kAvx512Engine = EngineFunctions<Avx512Fp32, Avx512Fp32>::kEngine;
+constinit const Engines kAvx512Engines = kEngines<Avx512Fp32, Avx512Fp32>;
 
 }  // namespace distca::kernels

@@ -3,6 +3,6 @@
 
 namespace distca::kernels {
 
-constinit const Engine kAvx512Bf16Engine = EngineFunctions<Avx512Fp32, Avx512Bf16>::kEngine;
+constinit const Engines kAvx512Bf16Engines = kEngines<Avx512Fp32, Avx512Bf16>;
 
 }  // namespace distca::kernels

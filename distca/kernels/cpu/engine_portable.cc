@@ -3,6 +3,6 @@
 
 namespace distca::kernels {
 
-constinit const Engine kPortableEngine = EngineFunctions<PortableFp32, PortableFp32>::kEngine;
+constinit const Engines kPortableEngines = kEngines<PortableFp32, PortableFp32>;
 
 }  // namespace distca::kernels

@@ -2,22 +2,30 @@
 #include "distca/kernels/cpu/engine.h"
 
 namespace distca::kernels {
+namespace {
 
-const Engine& engine_of(Isa isa) {
-  DISTCA_CHECK(isa_available(isa), "this machine lacks {}", isa_name(isa));
+const Engines& engines_of(Isa isa) {
 #ifdef DISTCA_KERNELS_X86
   switch (isa) {
     case Isa::kAvx512Bf16:
-      return kAvx512Bf16Engine;
+      return kAvx512Bf16Engines;
     case Isa::kAvx512:
-      return kAvx512Engine;
+      return kAvx512Engines;
     case Isa::kAvx2:
-      return kAvx2Engine;
+      return kAvx2Engines;
     case Isa::kPortable:
       break;
   }
 #endif
-  return kPortableEngine;
+  return kPortableEngines;
+}
+
+}  // namespace
+
+const Engine& engine_of(Isa isa, ScalarType type) {
+  DISTCA_CHECK(isa_available(isa), "this machine lacks {}", isa_name(isa));
+  const Engines& engines = engines_of(isa);
+  return type == ScalarType::kBFloat16 ? engines.bf16 : engines.fp32;
 }
 
 }  // namespace distca::kernels

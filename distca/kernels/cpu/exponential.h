@@ -51,19 +51,19 @@ inline typename Simd::Vector exp2(typename Simd::Vector x) {
 template <class Simd>
 inline typename Simd::Vector tanh(typename Simd::Vector x) {
   using Vector = typename Simd::Vector;
-  const Vector square = Simd::multiply(x, x);
+  const Vector square = x * x;
   Vector odd = Simd::set(-5.8951578867e-03F);
   odd = Simd::multiply_add(odd, square, Simd::set(2.0795971546e-02F));
   odd = Simd::multiply_add(odd, square, Simd::set(-5.3783830258e-02F));
   odd = Simd::multiply_add(odd, square, Simd::set(1.3331924127e-01F));
   odd = Simd::multiply_add(odd, square, Simd::set(-3.3333298002e-01F));
-  odd = Simd::multiply_add(Simd::multiply(odd, square), x, x);
+  odd = Simd::multiply_add(odd * square, x, x);
   // Beyond 10, tanh is 1 in fp32. The order of the operands keeps NaN.
   const Vector bounded = Simd::min(Simd::set(10.0F), Simd::max(Simd::set(-10.0F), x));
-  const Vector power = exp2<Simd, false>(Simd::multiply(bounded, Simd::set(2.8853900818F)));
+  const Vector power = exp2<Simd, false>(bounded * Simd::set(2.8853900818F));
   const Vector one = Simd::set(1.0F);
-  const Vector quotient = Simd::divide(Simd::set(2.0F), Simd::add(one, power));
-  return Simd::select(Simd::below(square, Simd::set(0.36F)), odd, Simd::subtract(one, quotient));
+  const Vector quotient = Simd::set(2.0F) / (one + power);
+  return Simd::select(Simd::below(square, Simd::set(0.36F)), odd, one - quotient);
 }
 
 /// ln(x) of a normal number x > 0, right to 1e-10; NaN of NaN. It has no branch, so that compilers

@@ -249,7 +249,7 @@ void finish_panel(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
         if (i < left && tile.started[panel]) {
           square[i] = Simd::load(o + (e + i) * kWidth + v * kLanes);
         }
-        square[i] = Simd::add(Simd::multiply(square[i], factor), Simd::zero());
+        square[i] = square[i] * factor + Simd::zero();
       }
       Simd::transpose(square);
 #pragma GCC unroll 16
@@ -280,18 +280,13 @@ void set_scale(const Shape& shape, ForwardTile<Simd>& tile) {
   if (tile.scale_log2 < kLeastScale) tile.scale_log2 = kLeastScale;
 }
 
-/// Words of scratch memory behind the ForwardTile, which suffice for all strides.
-template <class Simd>
-size_t forward_words(const Shape& shape) {
-  const auto d_words = static_cast<size_t>(row_words<Simd>(static_cast<int>(shape.head_dim_qk)));
-  const auto e = static_cast<size_t>(shape.head_dim_v);
-  return kTileRows * (d_words + e) + 2 * kTileKeys * size_t{kLongStride};
-}
-
-/// Bytes of scratch memory that forward_item needs.
+/// Bytes of scratch memory that forward_item needs: the ForwardTile, and words that suffice for all
+/// strides.
 template <class Simd>
 size_t forward_scratch_bytes(const Shape& shape) {
-  return round_up(sizeof(ForwardTile<Simd>), 64) + forward_words<Simd>(shape) * sizeof(Word);
+  const int64_t d_words = row_words<Simd>(static_cast<int>(shape.head_dim_qk));
+  const int64_t words = kTileRows * (d_words + shape.head_dim_v) + 2 * kTileKeys * kLongStride;
+  return round_up(sizeof(ForwardTile<Simd>), 64) + words * sizeof(Word);
 }
 
 /// Computes the item of a tile that start_tile has made.

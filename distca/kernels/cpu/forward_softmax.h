@@ -14,8 +14,8 @@ void cap_scores(const ForwardTile<Simd>& tile, float* scores, int numbers) {
   const auto scale = Simd::set(tile.cap_scale);
   const auto cap = Simd::set(tile.cap);
   for (int i = 0; i < numbers; i += Simd::kLanes) {
-    const auto x = Simd::multiply(Simd::load(scores + i), scale);
-    Simd::store(scores + i, Simd::multiply(cap, tanh<Simd>(x)));
+    const auto x = Simd::load(scores + i) * scale;
+    Simd::store(scores + i, cap * tanh<Simd>(x));
   }
 }
 
@@ -67,14 +67,14 @@ void mask_scores(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, in
 template <class Simd>
 inline typename Simd::Vector base_of(typename Simd::Vector maximum, typename Simd::Vector scale) {
   if constexpr (!Simd::kPairs) return maximum;
-  return Simd::max(Simd::set(kNoScore), Simd::multiply(maximum, scale));
+  return Simd::max(Simd::set(kNoScore), maximum * scale);
 }
 
 /// A score as an exponent of 2 above the base, whose negative is `minus_base`.
 template <class Simd>
 inline __attribute__((always_inline)) typename Simd::Vector exponent_of(
     typename Simd::Vector score, typename Simd::Vector scale, typename Simd::Vector minus_base) {
-  if constexpr (!Simd::kPairs) return Simd::multiply(Simd::add(score, minus_base), scale);
+  if constexpr (!Simd::kPairs) return (score + minus_base) * scale;
   return Simd::multiply_add(score, scale, minus_base);
 }
 
@@ -96,7 +96,7 @@ inline __attribute__((always_inline)) void exponentials(float* scores, int j,
   exp2_all<Simd, Simd::kPairs>(p);
 #pragma GCC unroll 16
   for (int i = 0; i < kKeys * kVectors; ++i) {
-    part[i % kVectors] = Simd::add(part[i % kVectors], p[i]);
+    part[i % kVectors] = part[i % kVectors] + p[i];
   }
   if constexpr (Simd::kPairs) {
 #pragma GCC unroll 16
@@ -138,12 +138,11 @@ void find_top(ForwardTile<Simd>& tile, int panel, int keys) {
       chain[v] = Simd::max(Simd::load(scores + j * kWidth + v * kLanes), chain[v]);
     }
   }
-  Vector top[kVectors];
   for (int v = 0; v < kVectors; ++v) {
-    top[v] = chain[v];
-    for (int i = 1; i < kChains; ++i) top[v] = Simd::max(chain[i * kVectors + v], top[v]);
+    Vector top = chain[v];
+    for (int i = 1; i < kChains; ++i) top = Simd::max(chain[i * kVectors + v], top);
+    Simd::store(tile.top + v * kLanes, top);
   }
-  for (int v = 0; v < kVectors; ++v) Simd::store(tile.top + v * kLanes, top[v]);
 }
 
 /// Turns the scores of `keys` keys into probabilities under the new maximum `tile.top`, in place.
@@ -169,10 +168,10 @@ bool softmax_key_tile(ForwardTile<Simd>& tile, int panel, int keys) {
     const Vector base = base_of<Simd>(top[v], scale);
     moved = moved || Simd::any(Simd::below(before, top[v]));
     Simd::store(maximum + v * kLanes, top[v]);
-    const Vector difference = Simd::subtract(base_of<Simd>(before, scale), base);
-    const Vector rise = Simd::kPairs ? difference : Simd::multiply(difference, scale);
+    const Vector difference = base_of<Simd>(before, scale) - base;
+    const Vector rise = Simd::kPairs ? difference : difference * scale;
     Simd::store(tile.factor + v * kLanes, exp2<Simd, false>(rise));
-    minus_base[v] = Simd::subtract(Simd::zero(), base);
+    minus_base[v] = Simd::zero() - base;
     part[v] = Simd::zero();
   }
   int j = 0;

@@ -15,36 +15,25 @@ namespace {
 
 constexpr const char* kForcedIsa = "DISTCA_KERNEL_ISA";
 
-struct Named {
-  Isa isa;
-  std::string_view name;
-};
+// [Isa] Ascending by speed.
+constexpr std::array<std::string_view, 4> kNames{"portable", "avx2", "avx512", "avx512_bf16"};
 
-// Ascending by speed.
-constexpr std::array<Named, 4> kIsas{{{Isa::kPortable, "portable"},
-                                      {Isa::kAvx2, "avx2"},
-                                      {Isa::kAvx512, "avx512"},
-                                      {Isa::kAvx512Bf16, "avx512_bf16"}}};
-
-std::string available_names() {
+std::vector<std::string_view> available_names() {
   std::vector<std::string_view> names;
-  for (const Named& entry : kIsas) {
-    if (isa_available(entry.isa)) names.push_back(entry.name);
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (isa_available(static_cast<Isa>(i))) names.push_back(kNames[i]);
   }
-  return fmt::format("{}", fmt::join(names, ", "));
+  return names;
 }
 
 }  // namespace
 
-std::string_view isa_name(Isa isa) {
-  const auto found = std::ranges::find(kIsas, isa, &Named::isa);
-  DISTCA_CHECK(found != kIsas.end(), "no instruction set has the number {}", static_cast<int>(isa));
-  return found->name;
-}
+std::string_view isa_name(Isa isa) { return kNames.at(static_cast<size_t>(isa)); }
 
 std::optional<Isa> isa_by_name(std::string_view name) {
-  const auto found = std::ranges::find(kIsas, name, &Named::name);
-  return found == kIsas.end() ? std::nullopt : std::optional(found->isa);
+  const auto found = std::ranges::find(kNames, name);
+  if (found == kNames.end()) return std::nullopt;
+  return static_cast<Isa>(found - kNames.begin());
 }
 
 bool isa_available(Isa isa) {
@@ -63,17 +52,13 @@ bool isa_available(Isa isa) {
 }
 
 Isa chosen_isa() {
-  Isa best = Isa::kPortable;
-  for (const Named& entry : kIsas) {
-    if (isa_available(entry.isa)) best = entry.isa;
-  }
   const std::optional<std::string> forced = env_string(kForcedIsa);
-  if (!forced) return best;
+  if (!forced) return *isa_by_name(available_names().back());
   const std::optional<Isa> isa = isa_by_name(*forced);
   if (isa && isa_available(*isa)) return *isa;
   throw Error(ErrorKind::kUsage, "environment variable {}=\"{}\": {}; this machine has {}",
               kForcedIsa, *forced, isa ? "not on this machine" : "unknown instruction set",
-              available_names());
+              fmt::join(available_names(), ", "));
 }
 
 }  // namespace distca::kernels

@@ -93,9 +93,10 @@ TEST_F(IsaChoice, each_has_an_engine_of_its_own) {
   for (const Isa isa : kAll) {
     if (!isa_available(isa)) continue;
     setenv(kForced, std::string(isa_name(isa)).c_str(), 1);
-    EXPECT_TRUE(engines.insert(&engine_of(chosen_isa())).second) << isa_name(isa);
+    EXPECT_TRUE(engines.insert(&engine_of(chosen_isa(), ScalarType::kFloat32)).second)
+        << isa_name(isa);
   }
-  EXPECT_TRUE(engines.contains(&kPortableEngine));
+  EXPECT_TRUE(engines.contains(&kPortableEngines.fp32));
 }
 
 }  // namespace

@@ -149,13 +149,6 @@ inline typename Simd::Vector load_row_words(const void* row, int word, int count
   }
 }
 
-/// Numbers [at, at + count) of two rows as pairs, with the first row in the low halves.
-template <class Simd>
-inline typename Simd::Vector load_pair_words(RowAddresses rows, int at, int count) {
-  return Simd::pair_first(static_cast<const uint16_t*>(rows[0]) + at,
-                          static_cast<const uint16_t*>(rows[1]) + at, count);
-}
-
 /// Writes kRows rows of `words` words, which come from load(row, word, count). With kCheck, adds
 /// 0 * word of all words to `check`, one sum for each row.
 template <class Simd, int kRows, bool kCheck, class Load>
@@ -167,7 +160,7 @@ inline __attribute__((always_inline)) void copy_rows(const Load& load, int words
     for (int i = 0; i < kRows; ++i) {
       const auto x = load(i, w, count);
       if constexpr (kCheck) check[i] = Simd::multiply_word(&zero, x, check[i]);
-      Simd::store_words(to + i * stride + w, x);
+      Simd::store(to + i * stride + w, x);
     }
   };
   int w = 0;
@@ -193,7 +186,7 @@ inline auto copy_all_rows(const Load& load, int count, int words, Word* to, int 
   }
   if constexpr (kCheck) {
     float lanes[Simd::kLanes];
-    Simd::store(lanes, Simd::add(Simd::add(check[0], check[1]), Simd::add(check[2], check[3])));
+    Simd::store(lanes, (check[0] + check[1]) + (check[2] + check[3]));
     float sum = 0;
     for (const float lane : lanes) sum += lane;
     return sum == 0;
@@ -218,10 +211,11 @@ inline auto pack_summed_rows(RowAddresses rows, int count, int dim, Word* to, in
   if constexpr (!Simd::kPairs) {
     return pack_rows<Simd, Number, kCheck>(rows, count, dim, to, stride);
   } else {
-    return copy_all_rows<Simd, kCheck>(
-        [&](int r, int w, int n)
-            __attribute__((always_inline)) { return load_pair_words<Simd>(rows + 2 * r, w, n); },
-        count / 2, dim, to, stride);
+    const auto load = [&](int r, int w, int n) __attribute__((always_inline)) {
+      const auto* const first = static_cast<const uint16_t*>(rows[2 * r]);
+      return Simd::pair_first(first + w, static_cast<const uint16_t*>(rows[2 * r + 1]) + w, n);
+    };
+    return copy_all_rows<Simd, kCheck>(load, count / 2, dim, to, stride);
   }
 }
 
@@ -242,12 +236,12 @@ inline void pack_transposed(RowAddresses rows, int count, int dim, Word* to, int
       Word* row = to + w * width + r;
       if (left == kLanes) {
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) Simd::store_words(row + i * width, square[i]);
+        for (int i = 0; i < kLanes; ++i) Simd::store(row + i * width, square[i]);
       } else {
         float words_out[kLanes * kLanes];
         for (int i = 0; i < kLanes; ++i) Simd::store(words_out + i * kLanes, square[i]);
         for (int i = 0; i < left; ++i) {
-          Simd::store_words(row + i * width, Simd::load(words_out + i * kLanes));
+          Simd::store(row + i * width, Simd::load(words_out + i * kLanes));
         }
       }
     }

@@ -42,7 +42,7 @@ inline __attribute__((always_inline)) void product_step(const Word* a, const Wor
       } else {
         sum[m][v] = Simd::load(c + m * kStrideC + v * kLanes);
         if constexpr (kStart == Start::kRescale) {
-          sum[m][v] = Simd::multiply(sum[m][v], Simd::load(factor + v * kLanes));
+          sum[m][v] = sum[m][v] * Simd::load(factor + v * kLanes);
         }
       }
     }
@@ -51,7 +51,7 @@ inline __attribute__((always_inline)) void product_step(const Word* a, const Wor
   for (int k = 0; k < words; ++k) {
     Vector operand[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) operand[v] = Simd::load_words(b + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) operand[v] = Simd::load(b + v * kLanes);
 #pragma GCC unroll 32
     for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4

@@ -12,7 +12,7 @@
 namespace distca::kernels {
 namespace {
 
-/// Operations on vectors of fp32 numbers.
+/// Operations on vectors of fp32 numbers, besides + - * / of the compiler.
 struct Avx2 {
   using Vector = __m256;
   using Integers = __m256i;
@@ -27,12 +27,9 @@ struct Avx2 {
 
   static Vector zero() { return _mm256_setzero_ps(); }
   static Vector set(float x) { return _mm256_set1_ps(x); }
-  static Vector load(const float* p) { return _mm256_loadu_ps(p); }
-  static void store(float* p, Vector x) { _mm256_storeu_ps(p, x); }
-  static Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
-  static Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
-  static Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
-  static Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
+  // Numbers or words.
+  static Vector load(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
+  static void store(void* p, Vector x) { _mm256_storeu_ps(static_cast<float*>(p), x); }
   /// Returns `b` if either is NaN.
   static Vector max(Vector a, Vector b) { return _mm256_max_ps(a, b); }
   static Vector min(Vector a, Vector b) { return _mm256_min_ps(a, b); }
@@ -41,23 +38,19 @@ struct Avx2 {
   /// Returns x - floor(x), and 0 for -infinity and below -127, where scale_by_power gives 0.
   static Vector fraction(Vector x) {
     const Vector inside = from_least_power(x);
-    return subtract(inside, _mm256_floor_ps(inside));
+    return inside - _mm256_floor_ps(inside);
   }
   /// Returns x * 2^floor(n) for n < 128, and 0 if 2^floor(n) is not a normal number.
   static Vector scale_by_power(Vector x, Vector n) {
     const Integers power = _mm256_cvtps_epi32(_mm256_floor_ps(from_least_power(n)));
     const Integers biased = _mm256_add_epi32(power, set_integer(127));
-    return multiply(x, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
+    return x * _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
   }
 
-  static Vector load_words(const Word* p) {
-    return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
-  }
-  static void store_words(Word* p, Vector x) { _mm256_storeu_ps(reinterpret_cast<float*>(p), x); }
   /// Loads the first `count` words, 1 to kLanes, and zeros for the rest. Reads no other memory.
-  static Vector load_first(const Word* p, int count) {
-    if (count == kLanes) return load_words(p);
-    return _mm256_maskload_ps(reinterpret_cast<const float*>(p), first_lanes(count));
+  static Vector load_first(const void* p, int count) {
+    if (count == kLanes) return load(p);
+    return _mm256_maskload_ps(static_cast<const float*>(p), first_lanes(count));
   }
   /// Stores the first `count` numbers.
   static void store_first(float* p, int count, Vector x) {

@@ -12,7 +12,7 @@
 namespace distca::kernels {
 namespace {
 
-/// Operations on vectors of fp32 numbers.
+/// Operations on vectors of fp32 numbers, besides + - * / of the compiler.
 struct Avx512 {
   using Vector = __m512;
   using Integers = __m512i;
@@ -24,12 +24,9 @@ struct Avx512 {
 
   static Vector zero() { return _mm512_setzero_ps(); }
   static Vector set(float x) { return _mm512_set1_ps(x); }
-  static Vector load(const float* p) { return _mm512_loadu_ps(p); }
-  static void store(float* p, Vector x) { _mm512_storeu_ps(p, x); }
-  static Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
-  static Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
-  static Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
-  static Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
+  // Numbers or words.
+  static Vector load(const void* p) { return _mm512_loadu_ps(p); }
+  static void store(void* p, Vector x) { _mm512_storeu_ps(p, x); }
   /// Returns `b` if either is NaN.
   static Vector max(Vector a, Vector b) { return _mm512_max_ps(a, b); }
   static Vector min(Vector a, Vector b) { return _mm512_min_ps(a, b); }
@@ -43,10 +40,8 @@ struct Avx512 {
   /// it is 0.
   static Vector scale_by_power(Vector x, Vector n) { return _mm512_scalef_ps(x, n); }
 
-  static Vector load_words(const Word* p) { return _mm512_loadu_ps(p); }
-  static void store_words(Word* p, Vector x) { _mm512_storeu_ps(p, x); }
   /// Loads the first `count` words, 1 to kLanes, and zeros for the rest. Reads no other memory.
-  static Vector load_first(const Word* p, int count) {
+  static Vector load_first(const void* p, int count) {
     return _mm512_maskz_loadu_ps(first_lanes(count), p);
   }
   /// Stores the first `count` numbers.

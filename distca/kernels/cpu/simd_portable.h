@@ -10,7 +10,7 @@
 namespace distca::kernels {
 namespace {
 
-/// Operations on vectors of fp32 numbers.
+/// Operations on vectors of fp32 numbers, besides + - * / of the compiler.
 struct Portable {
   typedef float Vector __attribute__((vector_size(16)));
   typedef int32_t Integers __attribute__((vector_size(16)));
@@ -26,12 +26,9 @@ struct Portable {
 
   static Vector zero() { return set(0); }
   static Vector set(float x) { return Vector{x, x, x, x}; }
-  static Vector load(const float* p) { return *reinterpret_cast<const UnalignedVector*>(p); }
-  static void store(float* p, Vector x) { *reinterpret_cast<UnalignedVector*>(p) = x; }
-  static Vector add(Vector a, Vector b) { return a + b; }
-  static Vector subtract(Vector a, Vector b) { return a - b; }
-  static Vector multiply(Vector a, Vector b) { return a * b; }
-  static Vector divide(Vector a, Vector b) { return a / b; }
+  // Numbers or words.
+  static Vector load(const void* p) { return *static_cast<const UnalignedVector*>(p); }
+  static void store(void* p, Vector x) { *static_cast<UnalignedVector*>(p) = x; }
   /// Returns `b` if either is NaN.
   static Vector max(Vector a, Vector b) { return a > b ? a : b; }
   static Vector min(Vector a, Vector b) { return a < b ? a : b; }
@@ -57,13 +54,11 @@ struct Portable {
     return x * reinterpret_cast<Vector>(biased << 23);
   }
 
-  static Vector load_words(const Word* p) { return load(reinterpret_cast<const float*>(p)); }
-  static void store_words(Word* p, Vector x) { store(reinterpret_cast<float*>(p), x); }
   /// Loads the first `count` words, 1 to kLanes, and zeros for the rest. Reads no other memory.
-  static Vector load_first(const Word* p, int count) {
-    if (count == kLanes) return load_words(p);
+  static Vector load_first(const void* p, int count) {
+    if (count == kLanes) return load(p);
     Integers words{};
-    for (int i = 0; i < count; ++i) words[i] = static_cast<int32_t>(p[i]);
+    for (int i = 0; i < count; ++i) words[i] = static_cast<int32_t>(static_cast<const Word*>(p)[i]);
     return reinterpret_cast<Vector>(words);
   }
   /// Stores the first `count` numbers.

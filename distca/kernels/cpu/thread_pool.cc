@@ -1,15 +1,18 @@
 #include "distca/kernels/cpu/thread_pool.h"
 
+#include <sys/mman.h>
+
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
 #include "distca/base/error.h"
 #include "distca/kernels/cpu/pause.h"
-#include "distca/kernels/cpu/scratch.h"
 
 namespace distca::kernels {
 namespace {
@@ -17,6 +20,36 @@ namespace {
 // Looks before a thread without work goes to sleep: some tens of microseconds, as long as the next
 // layer's call may take to come; waking a sleeping thread takes about as long.
 constexpr int kLooksBeforeSleep = 2000;
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+/// The scratch memory of one thread, which grows to the most that was ever asked for. It lies on
+/// pages of its own that the thread touches first itself: so they lie in the memory next to its
+/// core, and no two threads write one cache line.
+class Scratch {
+ public:
+  /// Returns at least so many bytes, aligned to a page and not cleared. Earlier pointers are void
+  /// where it grows. Throws std::bad_alloc.
+  std::byte* reserve(size_t bytes) {
+    if (bytes <= size_) return data_.get();
+    data_.reset(), size_ = 0;
+    // Huge pages save misses of the address cache. Less than one is rounded up to small pages.
+    const size_t alignment = bytes < kHugePage / 2 ? 4096 : kHugePage;
+    const size_t size = (bytes + alignment - 1) / alignment * alignment;
+    data_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, size)));
+    if (!data_) throw std::bad_alloc();
+    size_ = size;
+    if (alignment == kHugePage) madvise(data_.get(), size_, MADV_HUGEPAGE);  // a wish, no need
+    return data_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const { std::free(data); }
+  };
+  std::unique_ptr<std::byte, Free> data_;
+  size_t size_ = 0;
+};
 
 }  // namespace
 

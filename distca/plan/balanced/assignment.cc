@@ -5,13 +5,6 @@
 #include <tuple>
 
 namespace distca {
-namespace {
-
-auto order(const Shard& shard) {
-  return std::tuple(shard.document, shard.q.begin, shard.kv.begin, shard.q.end);
-}
-
-}  // namespace
 
 Assignment::Assignment(const PlanRequest& request, const Layout& layout)
     : cluster_(request.cluster),
@@ -37,8 +30,7 @@ Assignment::Assignment(const PlanRequest& request, const Layout& layout)
 
 std::span<const Shard> Assignment::shards(int server, int64_t document) const {
   const auto& all = shards_[server];
-  const auto begin = std::partition_point(
-      all.begin(), all.end(), [&](const Shard& shard) { return shard.document < document; });
+  const auto begin = std::ranges::lower_bound(all, document, {}, &Shard::document);
   auto end = begin;
   while (end != all.end() && end->document == document) ++end;
   return {begin, end};
@@ -222,9 +214,10 @@ void Assignment::insert(int server, const Shard& shard) {
     }
   }
   now_.load[server] += merged.load;
-  const auto at = std::partition_point(
-      all.begin(), all.end(), [&](const Shard& other) { return order(other) < order(merged); });
-  all.insert(at, merged);
+  const auto order = [](const Shard& of) {
+    return std::tuple(of.document, of.q.begin, of.kv.begin, of.q.end);
+  };
+  all.insert(std::ranges::lower_bound(all, order(merged), {}, order), merged);
 }
 
 std::vector<Task> Assignment::tasks() const {

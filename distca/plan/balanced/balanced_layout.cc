@@ -17,8 +17,7 @@ namespace {
 
 constexpr size_t kLargeSize = 8192;  // documents + workers
 constexpr size_t kFewChoices = 3;
-constexpr int64_t kSendPermille = 1000;  // largest send with spread, of the largest receive
-constexpr size_t kHugeSize = 16'384;     // from there on one
+constexpr size_t kHugeSize = 16'384;  // from there on one
 
 /// In the order of documents and positions; touching segments become one.
 void tidy(std::vector<Segment>& worker) {
@@ -51,8 +50,7 @@ std::vector<int64_t> shares_of(const Cluster& cluster, int64_t load) {
 /// Shares of 0 come first, so that they get the lightest tokens. Then the largest come first, so
 /// that the longest documents are cut in few pieces.
 std::vector<int64_t> filling_order(std::vector<int64_t> shares) {
-  std::sort(shares.begin(), shares.end(),
-            [](int64_t a, int64_t b) { return std::tuple(a != 0, -a) < std::tuple(b != 0, -b); });
+  std::ranges::sort(shares, {}, [](int64_t share) { return std::tuple(share != 0, -share); });
   return shares;
 }
 
@@ -77,14 +75,12 @@ void order_workers(const TaskPrice& price, const std::vector<int64_t>& filled,
     }
     places.push_back(place);
   }
-  std::sort(places.begin(), places.end(), [&](const Place& a, const Place& b) {
-    return std::tuple(filled[a.worker], a.document, -a.end, a.worker) <
-           std::tuple(filled[b.worker], b.document, -b.end, b.worker);
+  std::ranges::sort(places, {}, [&](const Place& place) {
+    return std::tuple(filled[place.worker], place.document, -place.end, place.worker);
   });
   std::vector<int> targets(places.size());
   std::iota(targets.begin(), targets.end(), 0);
-  std::stable_sort(targets.begin(), targets.end(),
-                   [&](int a, int b) { return shares[a] < shares[b]; });
+  std::ranges::stable_sort(targets, {}, [&](int worker) { return shares[worker]; });
   Layout ordered;
   ordered.workers.resize(places.size());
   for (size_t i = 0; i < places.size(); ++i) {
@@ -115,9 +111,7 @@ std::vector<FillChoice> choices_for(const PlanRequest& request) {
 Layout dealt_layout(const PlanRequest& request) {
   PlanRequest dealt = request;
   std::vector<Document> by_length = request.nano_batch.documents;
-  std::sort(by_length.begin(), by_length.end(), [](const Document& a, const Document& b) {
-    return std::tuple(-a.length, a.id) < std::tuple(-b.length, b.id);
-  });
+  std::ranges::stable_sort(by_length, std::ranges::greater(), &Document::length);
   dealt.nano_batch.documents.clear();
   const auto num_workers = static_cast<size_t>(request.cluster.num_workers);
   for (size_t worker = 0; worker < num_workers; ++worker) {
@@ -146,12 +140,6 @@ double spread_score(const LayoutPrice& price) {
 }
 
 /// The cost of a layout when every query is computed at home.
-struct HomeCost {
-  int64_t bytes = 0;
-  double load = 0;     // the largest of a worker, over its share
-  int64_t tokens = 0;  // the most of a worker
-};
-
 HomeCost home_cost(const PlanRequest& request, const TaskPrice& price, const Layout& layout,
                    const std::vector<int64_t>& shares) {
   HomeCost cost{.bytes = price_layout(request, price, layout, shares).bytes};
@@ -186,7 +174,7 @@ Layout balanced_layout(const PlanRequest& request) {
   const auto consider = [&](Layout layout) {
     for (auto& worker : layout.workers) tidy(worker);
     if (spread) {
-      spread_hot_rows(request, price, shares, kSendPermille, layout);
+      spread_hot_rows(request, price, shares, layout);
       for (auto& worker : layout.workers) tidy(worker);
     }
     const LayoutPrice cost = price_layout(request, price, layout, shares);
@@ -205,9 +193,7 @@ Layout balanced_layout(const PlanRequest& request) {
   for (auto& worker : packed.workers) tidy(worker);
   const HomeCost ours = home_cost(request, price, *best, own_shares);
   const HomeCost theirs = home_cost(request, price, packed, own_shares);
-  const bool as_good =
-      theirs.bytes <= ours.bytes && theirs.load <= ours.load && theirs.tokens <= ours.tokens;
-  return as_good ? packed : std::move(*best);
+  return theirs.as_good_as(ours) ? packed : std::move(*best);
 }
 
 }  // namespace distca

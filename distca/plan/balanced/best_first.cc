@@ -5,16 +5,9 @@
 #include "distca/plan/bounds.h"
 
 namespace distca {
-namespace {
-
-bool contains(const std::vector<int>& servers, int server) {
-  return std::find(servers.begin(), servers.end(), server) != servers.end();
-}
-
-}  // namespace
 
 BestFirst::BestFirst(const PlanRequest& request, Assignment& state)
-    : cluster_(request.cluster),
+    : request_(request),
       state_(state),
       bound_(load_bounds(request, state.total_load())),
       know_(request.nano_batch.documents.size()),
@@ -26,7 +19,8 @@ BestFirst::BestFirst(const PlanRequest& request, Assignment& state)
 }
 
 void BestFirst::note_knowing(int64_t document, int server) {
-  if (!contains(know_[document], server)) know_[document].push_back(server);
+  std::vector<int>& know = know_[document];
+  if (std::ranges::find(know, server) == know.end()) know.push_back(server);
 }
 
 void BestFirst::give_best_first() {
@@ -84,7 +78,7 @@ const std::vector<int>& BestFirst::likely_receivers(int donor, const Shard& shar
 
 double BestFirst::ratio(int server, int64_t load) const {
   const auto units = static_cast<double>(load);
-  const int64_t capacity = cluster_.capacity[server];
+  const int64_t capacity = request_.cluster.capacity[server];
   return capacity > 0 ? units / static_cast<double>(capacity) : units * 1e12;
 }
 
@@ -99,7 +93,7 @@ int BestFirst::fullest() const {
 int BestFirst::lightest_with(int64_t more, int donor) const {
   int lightest = -1;
   for (int server = 0; server < state_.num_servers(); ++server) {
-    if (server == donor || cluster_.capacity[server] == 0) continue;
+    if (server == donor || request_.cluster.capacity[server] == 0) continue;
     if (lightest < 0 ||
         ratio(server, state_.load(server) + more) < ratio(lightest, state_.load(lightest) + more)) {
       lightest = server;

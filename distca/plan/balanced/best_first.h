@@ -86,7 +86,7 @@ class BestFirst {
   /// load, or -1 if there is none.
   int lightest_with(int64_t more, int donor) const;
 
-  const Cluster& cluster_;
+  const PlanRequest& request_;
   Assignment& state_;
   const std::vector<int64_t> bound_;  // [server] load
 

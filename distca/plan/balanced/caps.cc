@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <set>
 
 namespace distca {
 namespace {
@@ -76,12 +77,11 @@ class Repair {
 
   void try_shard(int from, size_t index) {
     const Shard shard = state().shards(from)[index];
-    std::vector<int> receivers = mover_.knowing(shard.document);
+    const auto& knowing = mover_.knowing(shard.document);
+    std::set<int> receivers(knowing.begin(), knowing.end());
     const auto& by_room = mover_.by_room();
-    receivers.insert(receivers.end(), by_room.begin(),
+    receivers.insert(by_room.begin(),
                      by_room.begin() + std::min<std::ptrdiff_t>(kLikely, std::ssize(by_room)));
-    std::sort(receivers.begin(), receivers.end());
-    receivers.erase(std::unique(receivers.begin(), receivers.end()), receivers.end());
     const int64_t middle = round_down((shard.q.begin + shard.q.end) / 2, kBlockTokens);
     for (const int to : receivers) {
       if (to == from) continue;

@@ -1,6 +1,8 @@
 #include "distca/plan/balanced/improve.h"
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 
 #include "distca/plan/balanced/caps.h"
 
@@ -123,17 +125,15 @@ class Improve {
 
   /// Another server that took rows of the same documents; in turn with `number`.
   int partner_of(int receiver, int number) const {
-    std::vector<int> partners;
+    std::set<int> partners;
     for (const Shard& shard : state().shards(receiver)) {
       if (state().home_of(shard) == receiver) continue;
       for (const int server : mover_.knowing(shard.document)) {
-        if (server != receiver && rate(server) > 0) partners.push_back(server);
+        if (server != receiver && rate(server) > 0) partners.insert(server);
       }
     }
-    std::sort(partners.begin(), partners.end());
-    partners.erase(std::unique(partners.begin(), partners.end()), partners.end());
     if (partners.empty()) return -1;
-    return partners[static_cast<size_t>(number * 7 + tried_[receiver]) % partners.size()];
+    return *std::next(partners.begin(), (number * 7 + tried_[receiver]) % std::ssize(partners));
   }
 
   void send_home(int server) {

@@ -23,9 +23,8 @@ size_t RemainderPool::follow(std::vector<size_t>& links, size_t index) {
 RemainderPool::Spot RemainderPool::above(int64_t length) const {
   const DocumentRemainder document{0, {0, length}};
   const auto before = [&](const std::vector<DocumentRemainder>& remainders) {
-    return static_cast<size_t>(
-        std::lower_bound(remainders.begin(), remainders.end(), document, LowerLoadPerToken()) -
-        remainders.begin());
+    return static_cast<size_t>(std::ranges::lower_bound(remainders, document, LowerLoadPerToken()) -
+                               remainders.begin());
   };
   return {before(whole_), before(parts_)};
 }
@@ -35,12 +34,9 @@ std::optional<RemainderPool::Item> RemainderPool::next(Spot& spot) {
   const bool any_whole = spot.whole < whole_.size();
   const bool any_part = spot.part < parts_.size();
   if (!any_whole && !any_part) return std::nullopt;
-  if (!any_part || (any_whole && LowerLoadPerToken()(whole_[spot.whole], parts_[spot.part]))) {
-    const size_t index = spot.whole++;
-    return Item{whole_[index], index, true};
-  }
-  const size_t index = spot.part++;
-  return Item{parts_[index], index, false};
+  if (!any_part || (any_whole && LowerLoadPerToken()(whole_[spot.whole], parts_[spot.part])))
+    return whole_item(spot.whole++);
+  return part_item(spot.part++);
 }
 
 std::optional<RemainderPool::Item> RemainderPool::previous(Spot& spot) {
@@ -48,15 +44,13 @@ std::optional<RemainderPool::Item> RemainderPool::previous(Spot& spot) {
   if (spot.whole == 0 && spot.part == 0) return std::nullopt;
   if (spot.part == 0 ||
       (spot.whole > 0 && LowerLoadPerToken()(parts_[spot.part - 1], whole_[spot.whole - 1]))) {
-    const size_t index = --spot.whole;
-    return Item{whole_[index], index, true};
+    return whole_item(--spot.whole);
   }
-  const size_t index = --spot.part;
-  return Item{parts_[index], index, false};
+  return part_item(--spot.part);
 }
 
 void RemainderPool::insert(const DocumentRemainder& part) {
-  parts_.insert(std::lower_bound(parts_.begin(), parts_.end(), part, LowerLoadPerToken()), part);
+  parts_.insert(std::ranges::lower_bound(parts_, part, LowerLoadPerToken()), part);
 }
 
 void RemainderPool::take(const Item& item) {

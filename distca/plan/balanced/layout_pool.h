@@ -69,6 +69,8 @@ class RemainderPool {
   /// Follows the links from `index` to their end, and halves the way for the next time.
   static size_t follow(std::vector<size_t>& links, size_t index);
   size_t last_whole(size_t end) { return follow(before_, end); }
+  Item whole_item(size_t index) const { return {whole_[index], index, true}; }
+  Item part_item(size_t index) const { return {parts_[index], index, false}; }
 
   std::vector<DocumentRemainder> whole_;
   std::vector<size_t> after_;   // [whole_ + 1] towards the first that is left from there on
@@ -86,10 +88,10 @@ std::optional<RemainderPool::Item> RemainderPool::heaviest(const Spot& spot, con
   }
   for (size_t part = spot.part; part-- > 0;) {
     if (end > 0 && LowerLoadPerToken()(parts_[part], whole_[end - 1])) break;
-    if (fits(parts_[part])) return Item{parts_[part], part, false};
+    if (fits(parts_[part])) return part_item(part);
   }
   if (end == 0) return std::nullopt;
-  return Item{whole_[end - 1], end - 1, true};
+  return whole_item(end - 1);
 }
 
 }  // namespace distca

@@ -45,9 +45,7 @@ Mover::Mover(const PlanRequest& request, Assignment& state)
           least_byte_price(request) *
           static_cast<double>(request.shape.q_token_bytes() + request.shape.o_token_bytes())),
       least_pair_price_(least_pair_price(request)),
-      whole_keys_(request.shape.mask.sees_all_before()),
       small_shard_load_(state.total_load() / state.num_servers() / 100),
-      even_receives_(request.even_receives),
       noted_(state.num_servers()) {
   for (int server = 0; server < state.num_servers(); ++server) note_load(server);
 }
@@ -120,9 +118,9 @@ std::optional<Move> Mover::priced(int receiver, const Range& q) {
   return move;
 }
 
-/// Moves with equal scores have no order without even_receives_.
+/// Moves with equal scores have no order without even_receives.
 bool Mover::goes_before(const Move& a, const Move& b) const {
-  return a.score < b.score || (even_receives_ && a.score == b.score &&
+  return a.score < b.score || (request_.even_receives && a.score == b.score &&
                                state_.receive_bytes(a.receiver) < state_.receive_bytes(b.receiver));
 }
 
@@ -161,7 +159,7 @@ double Mover::least_score(int donor, const Shard& shard) const {
   if (state_.home_of(shard) != donor) return 0;
   const int64_t load = std::min(shard.load, excess(donor));
   const auto end = static_cast<double>(shard.q.end);
-  const bool alone = whole_keys_ && knowing(shard.document).size() == 1;
+  const bool alone = request_.shape.mask.sees_all_before() && knowing(shard.document).size() == 1;
   const double rows = static_cast<double>(load) / (alone ? end + 1 : end);
   return score(rows * (alone ? least_pair_price_ : least_row_price_), load);
 }
@@ -186,7 +184,7 @@ std::optional<Move> Mover::best_move(int donor) {
     const bool first = !best || (!goes_before(*best, *here) && here->index < best->index);
     if (first || goes_before(*here, *best)) best = here;
   }
-  if (best || !has_caps(cluster_)) return best;
+  if (best || !has_caps(request_.cluster)) return best;
   for (const int receiver : by_room()) {  // caps forbid the likely ones
     if (room(receiver) <= 0) break;
     for (size_t index = 0; index < count; ++index) {
@@ -261,7 +259,7 @@ int64_t Mover::price() const {
   int64_t price = state_.price();
   for (int server = 0; server < state_.num_servers(); ++server) {
     const int64_t beyond = state_.receive_bytes(server) - fair_receive_;
-    if (beyond > 0) price += beyond * byte_price(cluster_.between);
+    if (beyond > 0) price += beyond * byte_price(request_.cluster.between);
   }
   return price;
 }

@@ -83,9 +83,7 @@ class Mover final : public BestFirst {
   const int64_t fair_receive_;     // bytes
   const double least_row_price_;   // price of Q and O of a row that is not at home
   const double least_pair_price_;  // price of a pair whose row and keys travel, times the keys' end
-  const bool whole_keys_;          // no window
   const int64_t small_shard_load_;
-  const bool even_receives_;
   int larger_first_ = 0;
   std::vector<int> by_room_;    // all servers, by noted_, most first, ties by id
   std::vector<int64_t> noted_;  // [server] its room when it was placed in by_room_

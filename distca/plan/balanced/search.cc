@@ -54,10 +54,6 @@ Tried attempt(const PlanRequest& request, const Layout& layout, bool caps_first)
 
 constexpr double kMillion = 1e6;
 
-double allowed(const PlanRequest& request) {
-  return 1 + static_cast<double>(request.options.tolerance_ppm.value()) / kMillion;
-}
-
 /// Within the tolerance, then the more even one; between equals the one that moves fewer bytes.
 bool better(const Tried& a, const Tried& b, double allowed) {
   const double even_a = std::max(a.highest, allowed), even_b = std::max(b.highest, allowed);
@@ -67,7 +63,7 @@ bool better(const Tried& a, const Tried& b, double allowed) {
 /// With few blocks the search may miss the tolerance. Another goal leads it elsewhere: tighter ones
 /// may end more evenly, and with what was reached as the goal no move is made for nothing.
 Tried with_other_goals(const PlanRequest& request, const Layout& layout, Tried best) {
-  const double bound = allowed(request) + 1e-9;
+  const double bound = request.options.most_over_share() + 1e-9;
   PlanRequest other = request;
   const auto attempt_at = [&](int64_t tolerance_ppm) {
     other.options.tolerance_ppm = tolerance_ppm;

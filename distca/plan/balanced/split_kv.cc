@@ -60,19 +60,6 @@ Assignment assigned(const PlanRequest& request, const Layout& layout,
   return state;
 }
 
-/// No rank may send or receive more.
-Cluster capped(Cluster cluster, int64_t most) {
-  for (int64_t* cap : {&cluster.max_send_bytes, &cluster.max_receive_bytes}) {
-    *cap = *cap > 0 ? std::min(*cap, most) : most;
-  }
-  return cluster;
-}
-
-Assignment divided(const PlanRequest& request, Assignment state) {
-  divide_keys(state, request);
-  return state;
-}
-
 /// The state after rectangles are given away until loads are within their bounds.
 Assignment given(const PlanRequest& request, Assignment state) {
   give_rectangles(state, request);
@@ -93,7 +80,9 @@ Assignment spread_out(const PlanRequest& request, Assignment cheapest, const Ass
   for (int tried = 0; tried < kCaps; ++tried, cap += cap / 2) {
     Assignment within_cap = spread;
     PlanRequest tight = request;
-    cluster = tight.cluster = capped(request.cluster, cap);
+    for (int64_t* most : {&tight.cluster.max_send_bytes, &tight.cluster.max_receive_bytes})
+      *most = *most > 0 ? std::min(*most, cap) : cap;
+    cluster = tight.cluster;
     give_rectangles(within_cap, tight);
     cluster = request.cluster;
     const bool is_all = figures(request, within_cap, home)[1] == 0;
@@ -116,11 +105,11 @@ std::vector<Task> schedule_with_split_kv(const PlanRequest& request, const Layou
   const std::vector<int64_t> home = load_bounds(request, at_home.total_load());
   PlanRequest alone = request;
   alone.options.spread = false;
-  Assignment cheapest = given(alone, divided(alone, at_home));
-  const Assignment state =
-      request.options.spread
-          ? spread_out(request, std::move(cheapest), divided(request, at_home), own.cluster, home)
-          : std::move(cheapest);
+  Assignment cheapest = given(alone, divide_keys(at_home, alone));
+  const Assignment state = request.options.spread
+                               ? spread_out(request, std::move(cheapest),
+                                            divide_keys(at_home, request), own.cluster, home)
+                               : std::move(cheapest);
   const Figures ours = figures(request, state, home);
 
   PlanRequest all_keys = request;

@@ -23,7 +23,7 @@ namespace distca {
 ///
 /// Every shard of the state must be at home. Does nothing with a window, where no key is read far
 /// away.
-void divide_keys(Assignment& state, const PlanRequest& request);
+Assignment divide_keys(Assignment state, const PlanRequest& request);
 
 /// Makes the move with the lowest price of bytes for each unit of load first, until no server is
 /// above its bound or none below its own can take more.

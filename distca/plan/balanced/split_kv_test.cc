@@ -129,7 +129,7 @@ TEST(SplitKvTime, is_even_where_a_profile_prices_tasks) {
     Plan plan = plan_with_split_kv(request, layout);
     plan.options.price = profile_name(*request.profile);
     plan.load = account(plan, request.profile.get());
-    EXPECT_LE(max_over_mean_time(plan), 1.02) << own;
+    EXPECT_LE(max_over_mean(plan, &ServerLoad::time_ns), 1.02) << own;
     EXPECT_THAT(validate(plan, {.profile = request.profile.get()}), IsEmpty()) << own;
     const Plan whole = plan_with(request, layout, schedule_balanced(request, layout));
     EXPECT_LT(bytes(plan), bytes(whole)) << own;

@@ -2,7 +2,7 @@
 // The schedulers and layouts with which `balanced` is compared: the paper's greedy, plain packing,
 // and layouts that are made for queries that stay at home. Any thread may call the functions.
 //
-//   const Layout layout = wlb_layout(request);  // PlanRequest request
+//   const Layout layout = per_document_layout(request);  // PlanRequest request
 //   const std::vector<Task> tasks = schedule_local(request, layout);
 
 #include <cstdint>
@@ -67,17 +67,16 @@ std::vector<Document> longest_first(const NanoBatch& nano_batch);
 /// tokens, under the same condition. Documents that fit neither worker are placed last, to the
 /// worker with the least work. Work is document_work(). Lmax is
 /// cluster.max_tokens_per_worker. If that is 0, Lmax is the mean number of tokens (the released
-/// driver's value, factor 1). Ties go to the lowest id. A document is never cut. Throws
-/// Error(kPlan) when a worker ends above max_tokens_per_worker.
-/// Time: documents x workers.
-Layout wlb_layout(const PlanRequest& request);
-
+/// driver's value, factor 1). Ties go to the lowest id. A document is never cut.
+///
 /// Layouts `wlb-cp2`, `wlb-cp4`, ...: data x context parallelism, over which the paper sweeps. The
 /// workers are groups of neighbours, each as large as the largest divisor of their number that is
-/// at most `most_of_group`. Whole documents are packed over the groups as wlb_layout() packs them
+/// at most `most_of_group`, which is 1 for `wlb`. Whole documents are packed over the groups as
 /// over workers, with Lmax for each worker of the group, and each is cut over its group as
-/// per_document_layout() cuts it over all workers. Throws as these do.
-Layout wlb_cp_layout(const PlanRequest& request, int most_of_group);
+/// per_document_layout() cuts it over all workers.
+/// Both throw Error(kPlan) when a worker ends above max_tokens_per_worker.
+/// Time: documents x workers.
+Layout wlb_layout(const PlanRequest& request, int most_of_group);
 
 /// Layout `karmarkar-karp`: whole documents for even work, tokens as they come, as frameworks
 /// balance the samples of data-parallel ranks. By the largest differencing method of Karmarkar and

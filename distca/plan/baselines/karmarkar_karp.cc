@@ -42,35 +42,27 @@ void combine(Division& into, Division&& from, size_t num_workers) {
   std::inplace_merge(into.begin(), changed, into.end(), is_heavier);
 }
 
-/// How uneven a division is, and when it was made.
-struct Uneven {
-  int64_t difference = 0;  // between the heaviest and the lightest part
-  size_t division = 0;
-  bool operator<(const Uneven& other) const {
-    return difference != other.difference ? difference < other.difference
-                                          : division > other.division;
-  }
-};
-
 Division divided(const std::vector<Document>& documents, size_t num_workers) {
   std::vector<Division> divisions;
-  std::priority_queue<Uneven> queue;
-  const auto enqueue = [&](size_t division) {
+  // The difference between the heaviest and the lightest part of a division, and minus its index:
+  // of equally uneven ones, the first comes first.
+  std::priority_queue<std::pair<int64_t, int64_t>> queue;
+  const auto enqueue = [&](int64_t division) {
     const Division& of = divisions[division];
     const int64_t lightest = of.size() < num_workers ? 0 : of.back().work;
-    queue.push({.difference = of.front().work - lightest, .division = division});
+    queue.emplace(of.front().work - lightest, -division);
   };
   const auto pop = [&] {
-    const size_t division = queue.top().division;
+    const int64_t division = -queue.top().second;
     queue.pop();
     return division;
   };
   for (const Document& document : documents) {
     divisions.push_back({Part{.work = document_work(document.length), .documents = {document}}});
-    enqueue(divisions.size() - 1);
+    enqueue(std::ssize(divisions) - 1);
   }
   while (queue.size() > 1) {
-    const size_t first = pop(), second = pop();
+    const int64_t first = pop(), second = pop();
     combine(divisions[first], std::move(divisions[second]), num_workers);
     enqueue(first);
   }

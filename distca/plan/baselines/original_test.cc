@@ -5,6 +5,7 @@
 
 #include "distca/base/statistics.h"
 #include "distca/plan/baselines/baselines.h"
+#include "distca/plan/plan_batch_input.h"
 #include "distca/plan/plan_summary.h"
 #include "distca/plan/plan_testing.h"
 #include "distca/plan/sample_workloads.h"
@@ -188,9 +189,9 @@ TEST_P(Sampled, nano_batches_are_even_and_need_this_share_of_the_originals_bytes
         read_lengths(fmt::format("distca/plan/testdata/lengths_{}.json", list));
     for (const auto& [servers, count] : {std::pair{8, 20}, std::pair{64, 20}, std::pair{512, 6}}) {
       std::vector<double> found;
-      for (const Workload& sampled :
+      for (const NanoBatch& sampled :
            sample_workloads(lengths, {.kind = kind, .count = count, .ranks = servers})) {
-        const Shares of = shares(sampled.nano_batch, servers);
+        const Shares of = shares(sampled, servers);
         found.push_back(way.spread ? of.largest : of.bytes);
       }
       EXPECT_LE(median(found), servers == 8 ? way.most_of_8 : way.most)

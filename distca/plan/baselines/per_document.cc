@@ -18,8 +18,7 @@ std::vector<int64_t> shard_blocks(int64_t blocks, std::span<const int64_t> token
   if (over == 0) return result;
   std::vector<int64_t> order(workers);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&tokens](int64_t a, int64_t b) { return tokens[a] < tokens[b]; });
+  std::ranges::stable_sort(order, {}, [&tokens](int64_t worker) { return tokens[worker]; });
   for (int64_t i = 0; i < over; ++i) {
     const int64_t worker = order[i % workers];
     ++result[i < workers ? worker : shards - 1 - worker];

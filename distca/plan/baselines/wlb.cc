@@ -56,14 +56,11 @@ int64_t document_work(int64_t tokens) {
 std::vector<Document> longest_first(const NanoBatch& nano_batch) {
   std::vector<Document> documents = nano_batch.documents;
   std::erase_if(documents, [](const Document& document) { return document.length == 0; });
-  std::stable_sort(documents.begin(), documents.end(),
-                   [](const Document& a, const Document& b) { return a.length > b.length; });
+  std::ranges::stable_sort(documents, std::ranges::greater(), &Document::length);
   return documents;
 }
 
-Layout wlb_layout(const PlanRequest& request) { return wlb_cp_layout(request, 1); }
-
-Layout wlb_cp_layout(const PlanRequest& request, int most_of_group) {
+Layout wlb_layout(const PlanRequest& request, int most_of_group) {
   const int num_workers = request.cluster.num_workers;
   int of_group = std::min(most_of_group, num_workers);
   while (num_workers % of_group != 0) --of_group;

@@ -68,10 +68,11 @@ int64_t own_tolerance_ppm(const PipelineRequest& request) {
 }
 
 /// Every server may take what it finishes within the tick's least length and the tolerance.
-Shares shares_of_fill(const PipelineRequest& request, std::span<const RankWork> work, int64_t load,
-                      int64_t tolerance_ppm) {
+Shares shares_of_fill(const PipelineRequest& request, std::span<const RankWork> work,
+                      int64_t load) {
   const int64_t ps = least_ps(work, request.balance_target, load);
-  const double longer = static_cast<double>(ps) * static_cast<double>(tolerance_ppm) * 1e-6;
+  const double longer =
+      static_cast<double>(ps) * static_cast<double>(own_tolerance_ppm(request)) * 1e-6;
   const int64_t most = std::min(
       kMostLoad, load_within(work, request.balance_target, ps + static_cast<int64_t>(longer)));
   const double beyond = static_cast<double>(most - load) / static_cast<double>(load);
@@ -138,7 +139,7 @@ Shares shares_that_stay(const PipelineRequest& request, std::span<const int> nan
 }
 
 Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
-                 const OtherWork& other_work, std::optional<int64_t> fill_tolerance_ppm = {}) {
+                 const OtherWork& other_work) {
   const std::optional<int64_t> own = asked_tolerance_ppm(request);
   if (!request.capacity.empty()) return {.capacity = request.capacity, .tolerance_ppm = own};
   // One stage shares its plans between the passes.
@@ -149,8 +150,7 @@ Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batch
   const bool known = std::ranges::all_of(
       work, [](const RankWork& rank) { return rank.attention_ps_per_kload > 0; });
   if (is_fill(nano_batches, other_work) && known && load > 0)
-    return shares_of_fill(request, work, load,
-                          fill_tolerance_ppm.value_or(own_tolerance_ppm(request)));
+    return shares_of_fill(request, work, load);
   return {.capacity = even_capacities(work, request.balance_target, load), .tolerance_ppm = own};
 }
 
@@ -166,11 +166,6 @@ void append(const PipelineRequest& request, int nano, int stage, NanoBatch& all,
   }
 }
 
-void set_fill_options(FillTicks fill_ticks, PlanOptions& options) {
-  if (!find_scheduler(options.scheduler).split_kv) return;
-  options.spread |= fill_ticks == FillTicks::kSpread;
-}
-
 /// The rounds of improvement in a pipeline. There are fewer with more segments, since each takes
 /// time in proportion to the segments.
 int rounds_for(const Layout& layout) {
@@ -182,8 +177,7 @@ int rounds_for(const Layout& layout) {
 Plan slot_plan(const PipelineRequest& request, std::span<const int> nano_batches,
                const OtherWork& other_work, const Shares& shares) {
   const Grid& grid = request.grid;
-  PlanRequest slot{.nano_batch = {},
-                   .cluster = request.cluster,
+  PlanRequest slot{.cluster = request.cluster,
                    .shape = request.shape,
                    .options = request.options,
                    .profile = request.profile};
@@ -196,7 +190,8 @@ Plan slot_plan(const PipelineRequest& request, std::span<const int> nano_batches
     if (nano_batches[stage] >= 0)
       append(request, nano_batches[stage], stage, slot.nano_batch, layout);
   }
-  if (is_fill(nano_batches, other_work)) set_fill_options(request.fill_ticks, slot.options);
+  if (is_fill(nano_batches, other_work) && request.fill_ticks == FillTicks::kSpread)
+    slot.options.spread |= find_scheduler(slot.options.scheduler).split_kv;
   if (grid.stages > 1) {
     slot.rounds = rounds_for(layout);
     slot.even_receives = true;
@@ -213,144 +208,85 @@ bool is_weighed(const PipelineRequest& request, std::span<const int> nano_batche
          request.capacity.empty() && !request.speeds.empty();
 }
 
-/// Tries tolerances of one slot, and keeps the plan with which it is predicted to be over first.
-class SlotWeigher {
- public:
-  SlotWeigher(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
-              const OtherWork& other_work)
-      : request_(request),
-        nano_batches_(nano_batches),
-        pass_(pass),
-        other_work_(other_work),
-        work_(slot_work(request, nano_batches, pass, other_work)),
-        load_(slot_load(request, nano_batches)) {}
-
-  /// Tolerances grow as long as that helps. Then the one between the last two is tried.
-  Plan weigh() {
-    int64_t before = own_tolerance_ppm(request_);
-    consider(shares_of(request_, nano_batches_, pass_, other_work_, before));
-    for (const int64_t larger : {50'000, 100'000, 200'000, 400'000, 800'000}) {
-      if (least_.is_hidden()) break;
-      if (larger <= before) continue;
-      if (!consider_tolerance(larger) || least_.is_hidden()) {
-        consider_tolerance((before + larger) / 2);
-        break;
-      }
-      before = larger;
-    }
-    return std::move(best_);
-  }
-
- private:
-  bool consider_tolerance(int64_t tolerance_ppm) {
-    return consider(shares_that_stay(request_, nano_batches_, work_, load_, tolerance_ppm));
-  }
-  /// Keeps the plan with these shares if it is the best so far, and returns true then.
-  bool consider(const Shares& shares) {
-    Plan plan = slot_plan(request_, nano_batches_, other_work_, shares);
-    const SlotTime time = slot_time(request_, plan, nano_batches_, pass_, other_work_);
-    if (!best_.load.empty() && time.total_ps() >= least_.total_ps()) return false;
-    best_ = std::move(plan);
-    least_ = time;
-    return true;
-  }
-
-  const PipelineRequest& request_;
-  const std::span<const int> nano_batches_;
-  const Pass pass_;
-  const OtherWork other_work_;
-  const std::vector<RankWork> work_;  // [ranks]
-  const int64_t load_;
-  Plan best_;
-  SlotTime least_;  // time of best_
-};
-
+/// The plan with which a slot is predicted to be over first. Tolerances grow as long as that helps;
+/// then the one between the last two is tried.
 Plan weighed_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
                   const OtherWork& other_work) {
-  return SlotWeigher(request, nano_batches, pass, other_work).weigh();
-}
-
-Plan plan_of_slot(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
-                  const OtherWork& other_work) {
-  if (is_weighed(request, nano_batches, other_work))
-    return weighed_plan(request, nano_batches, pass, other_work);
-  return slot_plan(request, nano_batches, other_work,
-                   shares_of(request, nano_batches, pass, other_work));
-}
-
-class Planner {
- public:
-  explicit Planner(const PipelineRequest& request) : request_(request) {}
-
-  PipelinePlan plan() {
-    made_ = {.grid = request_.grid,
-             .slots = request_.slots,
-             .trains = request_.trains,
-             .nano_batches = request_.nano_batches,
-             .homes = request_.homes,
-             .ticks = {},
-             .plans = {},
-             .plan_of_slot = {},
-             .outstanding_weight_gradients = request_.outstanding_weight_gradients,
-             .weight_gradients = {}};
-    made_.ticks = aligned_ticks(request_.grid.stages, made_.num_micro_batches(), request_.trains);
-    made_.weight_gradients = plan_weight_gradients(request_, made_.ticks);
-    for (int tick = 0; tick < static_cast<int>(made_.ticks.size()); ++tick) {
-      std::vector<int>& of_slot = made_.plan_of_slot.emplace_back();
-      for (int slot = 0; slot < request_.slots; ++slot) of_slot.push_back(plan_of(tick, slot));
-    }
-    made_.plans.resize(asked_.size());
-    for_each_in_parallel(asked_.size(), request_.threads,
-                         [this](size_t i) { made_.plans[i] = made_as(asked_[i]); });
-    return std::move(made_);
-  }
-
- private:
-  /// The inputs of a slot's plan. Slots with equal inputs have equal plans.
-  struct Asked {
-    std::vector<int> nano_batches;  // [stages]
-    Shares shares;
-    std::optional<Pass> pass;  // set if the plan is weighed, instead of shares; then with weights
-    std::vector<StageWeights> weights;  // [slots, this one first][stages]
-    OtherWork other_work = {};          // the first such slot's
-    bool operator==(const Asked& other) const {
-      return nano_batches == other.nano_batches && shares == other.shares && pass == other.pass &&
-             weights == other.weights;
-    }
+  const std::vector<RankWork> work = slot_work(request, nano_batches, pass, other_work);
+  const int64_t load = slot_load(request, nano_batches);
+  Plan best;
+  SlotTime least;  // time of `best`
+  // Keeps the plan with these shares if it is the best so far, and returns true then.
+  const auto consider = [&](const Shares& shares) {
+    Plan plan = slot_plan(request, nano_batches, other_work, shares);
+    const SlotTime time = slot_time(request, plan, nano_batches, pass, other_work);
+    if (!best.load.empty() && time.total_ps() >= least.total_ps()) return false;
+    best = std::move(plan);
+    least = time;
+    return true;
   };
-
-  /// The index of the slot's plan, which is made later.
-  int plan_of(int tick, int slot) {
-    Asked asked;
-    for (int stage = 0; stage < request_.grid.stages; ++stage)
-      asked.nano_batches.push_back(made_.nano_batch(tick, stage, slot));
-    if (std::ranges::all_of(asked.nano_batches, [](int nano) { return nano < 0; })) return -1;
-    const Pass pass = made_.ticks[tick].stages[0].pass;
-    OtherWork other_work{.weights = made_.weights_of(tick, slot)};
-    if (request_.slots == 2) other_work.partner_weights = made_.weights_of(tick, 1 - slot);
-    if (is_weighed(request_, asked.nano_batches, other_work)) {
-      asked.pass = pass;  // the pass decides what travels
-      for (const auto& of_slot : {other_work.weights, other_work.partner_weights})
-        asked.weights.insert(asked.weights.end(), of_slot.begin(), of_slot.end());
-    } else {
-      asked.shares = shares_of(request_, asked.nano_batches, pass, other_work);
+  const auto consider_tolerance = [&](int64_t tolerance_ppm) {
+    return consider(shares_that_stay(request, nano_batches, work, load, tolerance_ppm));
+  };
+  consider(shares_of(request, nano_batches, pass, other_work));
+  int64_t before = own_tolerance_ppm(request);
+  for (const int64_t larger : {50'000, 100'000, 200'000, 400'000, 800'000}) {
+    if (least.is_hidden()) break;
+    if (larger <= before) continue;
+    if (!consider_tolerance(larger) || least.is_hidden()) {
+      consider_tolerance((before + larger) / 2);
+      break;
     }
-    const auto known = std::ranges::find(asked_, asked);
-    if (known != asked_.end()) return static_cast<int>(known - asked_.begin());
-    asked.other_work = other_work;
-    asked_.push_back(std::move(asked));
-    return static_cast<int>(asked_.size()) - 1;
+    before = larger;
   }
+  return best;
+}
 
-  Plan made_as(const Asked& asked) const {
-    return asked.pass ? weighed_plan(request_, asked.nano_batches, *asked.pass, asked.other_work)
-                      : slot_plan(request_, asked.nano_batches, asked.other_work, asked.shares);
+/// The inputs of a slot's plan. Slots with equal inputs have equal plans.
+struct Asked {
+  std::vector<int> nano_batches;  // [stages]
+  Shares shares;
+  std::optional<Pass> pass;  // set if the plan is weighed, instead of shares; then with weights
+  std::vector<StageWeights> weights;  // [slots, this one first][stages]
+  OtherWork other_work;               // the first such slot's
+  bool operator==(const Asked& other) const {
+    return nano_batches == other.nano_batches && shares == other.shares && pass == other.pass &&
+           weights == other.weights;
   }
-
-  const PipelineRequest& request_;
-  PipelinePlan made_;
-  std::vector<Asked> asked_;  // [plans]
 };
+
+Asked asked_of(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
+               const OtherWork& other_work) {
+  Asked asked{.nano_batches = {nano_batches.begin(), nano_batches.end()}, .other_work = other_work};
+  if (is_weighed(request, nano_batches, other_work)) {
+    asked.pass = pass;  // the pass decides what travels
+    for (const auto& of_slot : {other_work.weights, other_work.partner_weights})
+      asked.weights.insert(asked.weights.end(), of_slot.begin(), of_slot.end());
+  } else {
+    asked.shares = shares_of(request, nano_batches, pass, other_work);
+  }
+  return asked;
+}
+
+Plan made_as(const PipelineRequest& request, const Asked& asked) {
+  const auto& [nano_batches, shares, pass, weights, other_work] = asked;
+  return pass ? weighed_plan(request, nano_batches, *pass, other_work)
+              : slot_plan(request, nano_batches, other_work, shares);
+}
+
+/// The index of a slot's plan among those that will be made as asked, or -1 if it has none.
+int index_of_plan(const PipelineRequest& request, const PipelinePlan& made, int tick, int slot,
+                  std::vector<Asked>& all) {
+  const std::vector<int> nano_batches = made.nano_batches_of(tick, slot);
+  if (std::ranges::max(nano_batches) < 0) return -1;
+  OtherWork other_work{.weights = made.weights_of(tick, slot)};
+  if (request.slots == 2) other_work.partner_weights = made.weights_of(tick, 1 - slot);
+  Asked asked = asked_of(request, nano_batches, made.ticks[tick].stages[0].pass, other_work);
+  const auto known = std::ranges::find(all, asked);
+  const auto index = static_cast<int>(known - all.begin());
+  if (known == all.end()) all.push_back(std::move(asked));
+  return index;
+}
 
 }  // namespace
 
@@ -363,9 +299,33 @@ int PipelinePlan::nano_batch(int micro_batch, int slot) const {
   return micro_batch >= 0 && nano < static_cast<int>(nano_batches.size()) ? nano : -1;
 }
 
+std::vector<int> PipelinePlan::nano_batches_of(int tick, int slot) const {
+  std::vector<int> all;
+  for (const TickStage& stage : ticks[tick].stages)
+    all.push_back(nano_batch(stage.micro_batch, slot));
+  return all;
+}
+
 PipelinePlan make_pipeline_plan(const PipelineRequest& request) {
   check_request(request);
-  return Planner(request).plan();
+  PipelinePlan made{.grid = request.grid,
+                    .slots = request.slots,
+                    .trains = request.trains,
+                    .nano_batches = request.nano_batches,
+                    .homes = request.homes,
+                    .outstanding_weight_gradients = request.outstanding_weight_gradients};
+  made.ticks = aligned_ticks(request.grid.stages, made.num_micro_batches(), request.trains);
+  made.weight_gradients = plan_weight_gradients(request, made.ticks);
+  std::vector<Asked> asked;  // [plans]
+  for (int tick = 0; tick < static_cast<int>(made.ticks.size()); ++tick) {
+    std::vector<int>& of_slot = made.plan_of_slot.emplace_back();
+    for (int slot = 0; slot < request.slots; ++slot)
+      of_slot.push_back(index_of_plan(request, made, tick, slot, asked));
+  }
+  made.plans.resize(asked.size());
+  for_each_in_parallel(asked.size(), request.threads,
+                       [&](size_t i) { made.plans[i] = made_as(request, asked[i]); });
+  return made;
 }
 
 std::span<const StageWeights> PipelinePlan::weights_of(int tick, int slot) const {
@@ -376,7 +336,7 @@ std::span<const StageWeights> PipelinePlan::weights_of(int tick, int slot) const
 Plan make_slot_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
                     const OtherWork& other_work) {
   check_request(request);
-  return plan_of_slot(request, nano_batches, pass, other_work);
+  return made_as(request, asked_of(request, nano_batches, pass, other_work));
 }
 
 }  // namespace distca

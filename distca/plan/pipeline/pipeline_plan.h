@@ -123,10 +123,8 @@ struct PipelinePlan {
   /// Returns the nano-batch in this slot of a micro-batch, or -1 if there is none or micro_batch is
   /// -1.
   int nano_batch(int micro_batch, int slot) const;
-  /// Returns the nano-batch of a stage in this slot of a tick, or -1 if there is none.
-  int nano_batch(int tick, int stage, int slot) const {
-    return nano_batch(ticks[tick].stages[stage].micro_batch, slot);
-  }
+  /// [stages] Each stage's nano-batch in this slot of a tick.
+  std::vector<int> nano_batches_of(int tick, int slot) const;
   /// [stages] Empty if nothing is left.
   std::span<const StageWeights> weights_of(int tick, int slot) const;
   bool operator==(const PipelinePlan&) const = default;

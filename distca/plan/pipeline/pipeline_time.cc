@@ -120,10 +120,8 @@ std::vector<TickFigures> tick_figures(const PipelineRequest& request, const Pipe
     for (int slot = 0; slot < plan.slots; ++slot) {
       const int index = plan.plan_of_slot[tick][slot];
       if (index < 0) continue;
-      std::vector<int> nano_batches;
-      for (int stage = 0; stage < plan.grid.stages; ++stage)
-        nano_batches.push_back(plan.nano_batch(tick, stage, slot));
-      time.add(plan.plans[index], nano_batches, {.weights = plan.weights_of(tick, slot)});
+      time.add(plan.plans[index], plan.nano_batches_of(tick, slot),
+               {.weights = plan.weights_of(tick, slot)});
     }
     all.push_back(time.figures(plan.ticks[tick].num_working()));
   }

@@ -34,23 +34,15 @@ int64_t tokens_of(const PipelineRequest& request, int nano) {
   return request.nano_batches[nano].num_tokens() / request.grid.replicas;
 }
 
-/// Linear work of a token, by passes.
-class LinearTime {
- public:
-  LinearTime(const PipelineRequest& request, int rank)
-      : ps_(request.speeds.empty() ? 0 : request.speeds[rank].linear_ps_per_token),
-        split_(linear_split(request)) {}
-
-  /// A pass of all layers; backward without the gradients by matrices that it leaves.
-  int64_t of(std::optional<Pass> pass, bool leaves = false) const {
-    return split_(ps_, pass) - (leaves && pass == Pass::kBackward ? weights() : 0);
-  }
-  int64_t weights() const { return split_(ps_, Pass::kForward); }
-
- private:
-  int64_t ps_;
-  Split split_;
-};
+/// Linear work of a token in all layers; backward without the gradients by matrices that it leaves,
+/// which take as long as forward.
+int64_t layers_ps(const PipelineRequest& request, int rank, std::optional<Pass> pass,
+                  bool leaves = false) {
+  if (request.speeds.empty()) return 0;
+  const int64_t ps = request.speeds[rank].linear_ps_per_token;
+  const Split split = linear_split(request);
+  return split(ps, pass) - (leaves && pass == Pass::kBackward ? split(ps, Pass::kForward) : 0);
+}
 
 int64_t ends_ps(const PipelineRequest& request, int stage, std::optional<Pass> pass) {
   if (request.ends.empty()) return 0;
@@ -63,14 +55,14 @@ int64_t ends_ps(const PipelineRequest& request, int stage, std::optional<Pass> p
 int64_t other_ps(const PipelineRequest& request, int rank, std::optional<Pass> pass,
                  const OtherWork& other_work) {
   const int stage = request.grid.stage(rank);
-  const LinearTime linear(request, rank);
   const StageWeights weights =
       other_work.weights.empty() ? StageWeights() : other_work.weights[stage];
   int64_t ps = 0;
-  for (const int nano : weights.plays) ps += linear.weights() * tokens_of(request, nano);
+  for (const int nano : weights.plays)
+    ps += layers_ps(request, rank, Pass::kForward) * tokens_of(request, nano);
   if (other_work.nano_batches.empty() || other_work.nano_batches[stage] < 0) return ps;
   const Pass other = pass == Pass::kForward ? Pass::kBackward : Pass::kForward;
-  return ps + (linear.of(other, weights.leaves) + ends_ps(request, stage, other)) *
+  return ps + (layers_ps(request, rank, other, weights.leaves) + ends_ps(request, stage, other)) *
                   tokens_of(request, other_work.nano_batches[stage]);
 }
 
@@ -103,7 +95,7 @@ std::vector<RankWork> slot_work(const PipelineRequest& request, std::span<const 
     work[rank].serves = request.in_place || stage < 0 || grid.dedicated == 0;
     const bool leaves =
         stage >= 0 && !other_work.weights.empty() && other_work.weights[stage].leaves;
-    work[rank].layers_ps_per_token = LinearTime(request, rank).of(pass, leaves);
+    work[rank].layers_ps_per_token = layers_ps(request, rank, pass, leaves);
     if (!request.speeds.empty())
       work[rank].attention_ps_per_kload =
           kAttentionSplit(request.speeds[rank].attention_ps_per_kload, pass);

@@ -36,35 +36,6 @@ std::vector<Tick> aligned_ticks(int stages, int micro_batches, bool trains) {
   return ticks;
 }
 
-std::vector<Tick> one_forward_one_backward_ticks(int stages, int micro_batches) {
-  std::vector<std::array<int, 2>> played(stages);  // [stage][pass] micro-batches
-  const auto wants = [&](int stage) {
-    const auto& [forwards, backwards] = played[stage];
-    const int ahead = std::min(micro_batches, backwards + stages - stage);
-    return forwards < ahead ? Pass::kForward : Pass::kBackward;
-  };
-  std::vector<Tick> ticks;
-  while (micro_batches > 0 && played[0][1] < micro_batches) {
-    Tick tick;
-    for (int stage = 0; stage < stages; ++stage) {
-      const Pass pass = wants(stage);
-      const int next = played[stage][static_cast<size_t>(pass)];
-      // Inputs must be of the ticks before this one: `played` changes behind this loop.
-      const bool is_there = pass == Pass::kForward ? stage == 0 || played[stage - 1][0] > next
-                            : stage + 1 < stages   ? played[stage + 1][1] > next
-                                                   : played[stage][0] > next;
-      const bool plays = next < micro_batches && is_there;
-      tick.stages.push_back({.micro_batch = plays ? next : -1, .pass = pass});
-    }
-    for (int stage = 0; stage < stages; ++stage) {
-      if (tick.stages[stage].micro_batch >= 0)
-        ++played[stage][static_cast<size_t>(tick.stages[stage].pass)];
-    }
-    ticks.push_back(std::move(tick));
-  }
-  return ticks;
-}
-
 namespace {
 
 /// A stage's forward or backward with this number, in the order of interleaved 1F1B.
@@ -76,20 +47,19 @@ TickStage interleaved_work(int stages, int virtual_stages, int number, Pass pass
           .virtual_stage = pass == Pass::kForward ? place : virtual_stages - 1 - place};
 }
 
-}  // namespace
-
-std::vector<Tick> interleaved_ticks(int stages, int virtual_stages, int micro_batches) {
-  DISTCA_CHECK(stages >= 1 && virtual_stages >= 1 && micro_batches % stages == 0,
-               "{} micro-batches on {} stages of {} virtual ones", micro_batches, stages,
-               virtual_stages);
+/// In lockstep: a stage plays a forward as long as it then has at most most_ahead(stage) more than
+/// backwards, otherwise a backward, each once its input was made in an earlier tick. Once it has
+/// played all, it has `over`.
+template <typename MostAhead>
+std::vector<Tick> lockstep_ticks(int stages, int virtual_stages, int micro_batches,
+                                 const TickStage& over, const MostAhead& most_ahead) {
   const int all = virtual_stages * micro_batches, run = stages * virtual_stages;
   std::vector<std::array<int, 2>> played(stages);  // [stage][pass] what it has played
   // [pass][virtual stage of the whole pipeline] Micro-batches that it has played, in their order.
   std::array<std::vector<int>, 2> done{std::vector<int>(run), std::vector<int>(run)};
   const auto next_of = [&](int stage) {
     const auto& [forwards, backwards] = played[stage];
-    const int before = 2 * (stages - 1 - stage) + (virtual_stages - 1) * stages;
-    const bool is_forward = forwards < std::min(all, backwards + before + 1);
+    const bool is_forward = forwards < std::min(all, backwards + most_ahead(stage));
     return interleaved_work(stages, virtual_stages, is_forward ? forwards : backwards,
                             is_forward ? Pass::kForward : Pass::kBackward);
   };
@@ -103,8 +73,7 @@ std::vector<Tick> interleaved_ticks(int stages, int virtual_stages, int micro_ba
   while (played[0][1] < all) {
     Tick tick;
     for (int stage = 0; stage < stages; ++stage) {
-      TickStage work;
-      if (played[stage][1] < all) work = next_of(stage);
+      TickStage work = played[stage][1] < all ? next_of(stage) : over;
       // Inputs must be of the ticks before this one: `done` changes behind this loop.
       if (work.micro_batch >= 0 && !has_input(stage, work)) work.micro_batch = -1;
       tick.stages.push_back(work);
@@ -120,16 +89,29 @@ std::vector<Tick> interleaved_ticks(int stages, int virtual_stages, int micro_ba
   return ticks;
 }
 
+}  // namespace
+
+std::vector<Tick> one_forward_one_backward_ticks(int stages, int micro_batches) {
+  return lockstep_ticks(stages, /*virtual_stages=*/1, micro_batches, {.pass = Pass::kBackward},
+                        [&](int stage) { return stages - stage; });
+}
+
+std::vector<Tick> interleaved_ticks(int stages, int virtual_stages, int micro_batches) {
+  DISTCA_CHECK(stages >= 1 && virtual_stages >= 1 && micro_batches % stages == 0,
+               "{} micro-batches on {} stages of {} virtual ones", micro_batches, stages,
+               virtual_stages);
+  return lockstep_ticks(stages, virtual_stages, micro_batches, TickStage(), [&](int stage) {
+    return 2 * (stages - 1 - stage) + (virtual_stages - 1) * stages + 1;
+  });
+}
+
 int most_in_flight(std::span<const Tick> ticks, int stage) {
   int now = 0, most = 0;
   for (const Tick& tick : ticks) {
     const TickStage& own = tick.stages[stage];
     if (own.micro_batch < 0) continue;
-    if (own.pass == Pass::kForward) {
-      most = std::max(most, ++now);
-    } else {
-      --now;
-    }
+    now += own.pass == Pass::kForward ? 1 : -1;
+    most = std::max(most, now);
   }
   return most;
 }

@@ -11,10 +11,21 @@ namespace {
 
 constexpr int kNever = -1;
 
-class PipelineValidator {
+/// The nano-batch in a slot of a micro-batch, or -1 if there is none.
+int64_t nano_of(int micro_batch, int slot, const WeightGradientBounds& step) {
+  const int64_t nano = int64_t{micro_batch} * step.slots + slot;
+  return micro_batch >= 0 && nano < step.nano_batches ? nano : -1;
+}
+
+class PipelineValidator : Violations {
  public:
   PipelineValidator(const PipelinePlan& plan, const ValidateOptions& options)
-      : plan_(plan), options_(options), violations_(options.max_violations) {}
+      : Violations(options.max_violations),
+        plan_(plan),
+        options_(options),
+        bounds_{.slots = plan.slots,
+                .nano_batches = static_cast<int>(plan.nano_batches.size()),
+                .outstanding = plan.outstanding_weight_gradients} {}
 
   std::vector<std::string> run() {
     if (shapes_right()) {
@@ -26,14 +37,10 @@ class PipelineValidator {
       check_slots();
       check_plans();
     }
-    return std::move(violations_).lines();
+    return std::move(*this).lines();
   }
 
  private:
-  template <typename... Args>
-  void report(fmt::format_string<Args...> format, Args&&... args) {
-    violations_.report(format, std::forward<Args>(args)...);
-  }
   int stages() const { return plan_.grid.stages; }
 
   bool shapes_right() {
@@ -50,7 +57,7 @@ class PipelineValidator {
     if (plan_.plan_of_slot.size() != plan_.ticks.size()) {
       report("plans of {} ticks, there are {}", plan_.plan_of_slot.size(), plan_.ticks.size());
     }
-    if (!violations_.none()) return false;
+    if (!none()) return false;
     micro_batches_ =
         static_cast<int>(ceil_div(static_cast<int64_t>(plan_.nano_batches.size()), plan_.slots));
     for (size_t tick = 0; tick < plan_.ticks.size(); ++tick) {
@@ -59,13 +66,13 @@ class PipelineValidator {
       if (plan_.plan_of_slot[tick].size() != static_cast<size_t>(plan_.slots))
         report("tick {}: {} slots, not {}", tick, plan_.plan_of_slot[tick].size(), plan_.slots);
     }
-    return violations_.none();
+    return none();
   }
 
   /// When each stage plays each micro-batch: once.
   void find_ticks() {
-    const std::vector<int> never(static_cast<size_t>(stages()) * micro_batches_, kNever);
-    forward_ = backward_ = never;
+    forward_.assign(stages(), std::vector<int>(micro_batches_, kNever));
+    backward_ = forward_;
     for (int tick = 0; tick < static_cast<int>(plan_.ticks.size()); ++tick) {
       for (int stage = 0; stage < stages(); ++stage) {
         const TickStage& own = plan_.ticks[tick].stages[stage];
@@ -76,7 +83,7 @@ class PipelineValidator {
           continue;
         }
         const bool forward = own.pass == Pass::kForward;
-        int& played = at(forward ? forward_ : backward_, stage, own.micro_batch);
+        int& played = (forward ? forward_ : backward_)[stage][own.micro_batch];
         if (played != kNever || (!forward && !plan_.trains)) {
           report("tick {}: {} of micro-batch {} on stage {} {}", tick,
                  forward ? "forward" : "backward", own.micro_batch, stage,
@@ -86,16 +93,13 @@ class PipelineValidator {
       }
     }
   }
-  int& at(std::vector<int>& ticks, int stage, int micro_batch) const {
-    return ticks[static_cast<size_t>(stage) * micro_batches_ + micro_batch];
-  }
 
   void check_order() {
     for (int stage = 0; stage < stages(); ++stage) {
       for (int micro = 0; micro < micro_batches_; ++micro) {
-        const int forward = at(forward_, stage, micro), backward = at(backward_, stage, micro);
+        const int forward = forward_[stage][micro], backward = backward_[stage][micro];
         if (forward == kNever) report("stage {} has no forward of micro-batch {}", stage, micro);
-        if (stage > 0 && forward <= at(forward_, stage - 1, micro)) {
+        if (stage > 0 && forward <= forward_[stage - 1][micro]) {
           report("forward of micro-batch {}: tick {} on stage {} is not after stage {}'s", micro,
                  forward, stage, stage - 1);
         }
@@ -105,7 +109,7 @@ class PipelineValidator {
           report("micro-batch {} on stage {}: backward in tick {} is not after forward in tick {}",
                  micro, stage, backward, forward);
         }
-        if (stage + 1 < stages() && backward <= at(backward_, stage + 1, micro)) {
+        if (stage + 1 < stages() && backward <= backward_[stage + 1][micro]) {
           report("backward of micro-batch {}: tick {} on stage {} is not after stage {}'s", micro,
                  backward, stage, stage + 1);
         }
@@ -115,13 +119,13 @@ class PipelineValidator {
 
   /// A micro-batch is held from its forward tick until its backward tick, both included.
   void check_memory() {
-    if (!plan_.trains || !violations_.none()) return;
+    if (!plan_.trains || !none()) return;
     for (int stage = 0; stage < stages(); ++stage) {
       const int most = std::min(micro_batches_, 2 * (stages() - 1 - stage) + 1);
       for (int tick = 0; tick < static_cast<int>(plan_.ticks.size()); ++tick) {
         int held = 0;
         for (int micro = 0; micro < micro_batches_; ++micro) {
-          held += at(forward_, stage, micro) <= tick && tick <= at(backward_, stage, micro) ? 1 : 0;
+          held += forward_[stage][micro] <= tick && tick <= backward_[stage][micro] ? 1 : 0;
         }
         if (held <= most) continue;
         report("tick {}: stage {} holds {} micro-batches, at most {} in the aligned order", tick,
@@ -132,12 +136,9 @@ class PipelineValidator {
   }
 
   void check_weight_gradients() {
-    if (!violations_.none()) return;
-    const WeightGradientBounds bounds{.slots = plan_.slots,
-                                      .nano_batches = static_cast<int>(plan_.nano_batches.size()),
-                                      .outstanding = plan_.outstanding_weight_gradients};
+    if (!none()) return;
     for (const std::string& line :
-         weight_gradient_violations(plan_.ticks, plan_.weight_gradients, bounds))
+         weight_gradient_violations(plan_.ticks, plan_.weight_gradients, bounds_))
       report("{}", line);
   }
 
@@ -161,12 +162,8 @@ class PipelineValidator {
     }
   }
 
-  /// Returns the nano-batch of a stage in a slot, or -1 if there is none.
-  int64_t nano_of(int tick, int stage, int slot) const {
-    const int micro = plan_.ticks[tick].stages[stage].micro_batch;
-    if (micro < 0 || micro >= micro_batches_) return -1;
-    const int64_t nano = int64_t{micro} * plan_.slots + slot;
-    return nano < std::ssize(plan_.nano_batches) ? nano : -1;
+  int64_t nano_at(int tick, int stage, int slot) const {
+    return nano_of(plan_.ticks[tick].stages[stage].micro_batch, slot, bounds_);
   }
 
   void check_slots() {
@@ -181,7 +178,7 @@ class PipelineValidator {
 
   void check_slot(int tick, int slot) {
     bool works = false;
-    for (int stage = 0; stage < stages(); ++stage) works |= nano_of(tick, stage, slot) >= 0;
+    for (int stage = 0; stage < stages(); ++stage) works |= nano_at(tick, stage, slot) >= 0;
     const int index = plan_.plan_of_slot[tick][slot];
     if (index == -1 && !works) return;
     if (index < 0 || index >= static_cast<int>(plan_.plans.size()) || !works) {
@@ -198,7 +195,7 @@ class PipelineValidator {
     }
     size_t next = 0;  // document of the plan
     for (int stage = 0; stage < stages(); ++stage) {
-      const int64_t nano = nano_of(tick, stage, slot);
+      const int64_t nano = nano_at(tick, stage, slot);
       check_rows(tick, slot, stage, nano, static_cast<int64_t>(next));
       if (nano < 0) continue;
       for (const Document& document : plan_.nano_batches[nano].documents) {
@@ -262,26 +259,48 @@ class PipelineValidator {
 
   const PipelinePlan& plan_;
   const ValidateOptions& options_;
-  Violations violations_;
+  const WeightGradientBounds bounds_;
   int micro_batches_ = 0;
-  std::vector<int> forward_, backward_;  // [stages x micro-batches] the tick
-  std::vector<bool> used_;               // [plans]
+  std::vector<std::vector<int>> forward_, backward_;  // [stages][micro-batches] the tick
+  std::vector<bool> used_;                            // [plans]
 };
 
-/// Weight gradients of one stage in one slot. They are outstanding from their backward tick until
-/// the tick in which they are played, both included.
-class StageWeightsValidator {
+class WeightGradientValidator : Violations {
  public:
-  StageWeightsValidator(std::span<const Tick> ticks, const WeightGradients& weights,
-                        const WeightGradientBounds& bounds, Violations& violations)
-      : ticks_(ticks), weights_(weights), bounds_(bounds), violations_(violations) {}
+  WeightGradientValidator(std::span<const Tick> ticks, const WeightGradients& weights,
+                          const WeightGradientBounds& bounds)
+      : Violations(ValidateOptions().max_violations),
+        ticks_(ticks),
+        weights_(weights),
+        bounds_(bounds) {}
 
+  std::vector<std::string> run() {
+    if (weights_.size() != ticks_.size())
+      report("weight gradients of {} ticks, there are {}", weights_.size(), ticks_.size());
+    for (size_t tick = 0; tick < std::min(weights_.size(), ticks_.size()); ++tick) {
+      const size_t stages = ticks_[tick].stages.size();
+      const bool fits = weights_[tick].size() == static_cast<size_t>(bounds_.slots) &&
+                        std::ranges::all_of(weights_[tick], [stages](const auto& slot) {
+                          return slot.size() == stages;
+                        });
+      if (!fits) report("tick {}: weight gradients of other slots or stages", tick);
+    }
+    if (!none()) return std::move(*this).lines();
+    for (int stage = 0; stage < std::ssize(ticks_[0].stages); ++stage) {
+      for (int slot = 0; slot < bounds_.slots; ++slot) check(stage, slot);
+    }
+    return std::move(*this).lines();
+  }
+
+ private:
+  /// Weight gradients of one stage in one slot. They are outstanding from their backward tick until
+  /// the tick in which they are played, both included.
   void check(int stage, int slot) {
     std::set<int64_t> left;
     for (int tick = 0; tick < static_cast<int>(ticks_.size()); ++tick) {
       const StageWeights& weights = weights_[tick][slot][stage];
       const TickStage& own = ticks_[tick].stages[stage];
-      const int64_t nano = nano_of(own, slot);
+      const int64_t nano = nano_of(own.micro_batch, slot, bounds_);
       if (weights.leaves && (nano < 0 || own.pass == Pass::kForward)) {
         report("tick {} slot {}: stage {} leaves weight gradients without backward", tick, slot,
                stage);
@@ -306,20 +325,9 @@ class StageWeightsValidator {
     }
   }
 
- private:
-  template <typename... Args>
-  void report(fmt::format_string<Args...> format, Args&&... args) {
-    violations_.report(format, std::forward<Args>(args)...);
-  }
-  int64_t nano_of(const TickStage& stage, int slot) const {
-    const int64_t nano = int64_t{stage.micro_batch} * bounds_.slots + slot;
-    return stage.micro_batch >= 0 && nano < bounds_.nano_batches ? nano : -1;
-  }
-
   std::span<const Tick> ticks_;
   const WeightGradients& weights_;
   const WeightGradientBounds& bounds_;
-  Violations& violations_;
 };
 
 }  // namespace
@@ -332,24 +340,7 @@ std::vector<std::string> weight_gradient_violations(std::span<const Tick> ticks,
                                                     const WeightGradients& weights,
                                                     const WeightGradientBounds& bounds) {
   if (weights.empty()) return {};
-  Violations violations(ValidateOptions().max_violations);
-  if (weights.size() != ticks.size())
-    violations.report("weight gradients of {} ticks, there are {}", weights.size(), ticks.size());
-  for (size_t tick = 0; tick < std::min(weights.size(), ticks.size()); ++tick) {
-    const size_t stages = ticks[tick].stages.size();
-    const bool fits = weights[tick].size() == static_cast<size_t>(bounds.slots) &&
-                      std::ranges::all_of(weights[tick], [stages](const auto& slot) {
-                        return slot.size() == stages;
-                      });
-    if (!fits) violations.report("tick {}: weight gradients of other slots or stages", tick);
-  }
-  if (violations.none() && !ticks.empty()) {
-    StageWeightsValidator validator(ticks, weights, bounds, violations);
-    for (int stage = 0; stage < std::ssize(ticks[0].stages); ++stage) {
-      for (int slot = 0; slot < bounds.slots; ++slot) validator.check(stage, slot);
-    }
-  }
-  return std::move(violations).lines();
+  return WeightGradientValidator(ticks, weights, bounds).run();
 }
 
 }  // namespace distca

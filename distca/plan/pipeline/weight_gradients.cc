@@ -37,7 +37,7 @@ constexpr std::array kSecondWay{Weighing{3, 1}, Weighing{1, 1}, Weighing{3, 1}, 
 class MicroBatchWeights {
  public:
   MicroBatchWeights(const PipelineRequest& request, std::span<const Tick> ticks)
-      : request_(request), stages_(request.grid.stages) {
+      : request_(request), stages_(request.grid.stages), ticks_(ticks) {
     const auto count = static_cast<int>(request.nano_batches.size());
     for (int stage = 0; stage < stages_; ++stage) {
       std::vector<int64_t>& of_stage = weights_ps_.emplace_back();
@@ -46,7 +46,11 @@ class MicroBatchWeights {
       least_gain_ps_ = std::max(least_gain_ps_, std::ranges::max(of_stage) * request.slots / 1000);
     }
     set_servers();
-    for (const Tick& tick : ticks) add_tick(tick);
+    for (const Tick& tick : ticks) {
+      std::vector<SlotWork>& slots = work_.emplace_back();
+      for (int slot = 0; slot < request_.slots; ++slot) slots.push_back(slot_work_of(tick, slot));
+      now_.weights.emplace_back(stages_);
+    }
     now_.length.resize(ticks.size());
     for (size_t tick = 0; tick < ticks_.size(); ++tick) set_length(tick);
   }
@@ -75,14 +79,6 @@ class MicroBatchWeights {
     std::vector<int64_t> linear_ps;  // [stages] with weight gradients
     int64_t load_sevenths = 0;       // core attention of one replica of each stage
     int64_t attention_ps = 0;        // the time that it would take on one rank
-  };
-  struct PlannedTick {
-    std::vector<int> micro_batches;  // [stages] -1 where there is none
-    std::vector<bool> is_backward;   // [stages] plays backward of its micro-batch
-    std::vector<SlotWork> slots;
-    /// In each slot some stage has a nano-batch, so that all ranks visit the slot. Where the last
-    /// micro-batch has a slot less, a tick that it has alone plays nothing.
-    bool is_played = true;
   };
   /// The length of a tick, or of all. The shorter one is better, then the one with less linear work
   /// beyond the mean.
@@ -125,23 +121,19 @@ class MicroBatchWeights {
     }
   }
 
-  void add_tick(const Tick& tick) {
-    PlannedTick made;
-    for (int slot = 0; slot < request_.slots; ++slot) {
-      made.slots.push_back(slot_work_of(tick, slot));
-      const bool has_any = slot < std::ssize(request_.nano_batches);
-      made.is_played &= !has_any || std::ranges::any_of(tick.stages, [&](const TickStage& stage) {
-        return nano_batch(stage.micro_batch, slot) >= 0;
-      });
+  /// Returns true if some stage has a nano-batch in each slot, so that all ranks visit the slot.
+  /// Where the last micro-batch has a slot less, a tick that it has alone plays nothing.
+  bool is_played(const Tick& tick) const {
+    const int64_t slots = std::min<int64_t>(request_.slots, std::ssize(request_.nano_batches));
+    for (int slot = 0; slot < slots; ++slot) {
+      const auto has_one = [&](int micro_batch) { return nano_batch(micro_batch, slot) >= 0; };
+      if (std::ranges::none_of(tick.stages, has_one, &TickStage::micro_batch)) return false;
     }
-    for (int stage = 0; stage < stages_; ++stage) {
-      const int micro_batch = tick.stages[stage].micro_batch;
-      const bool is_backward = micro_batch >= 0 && tick.stages[stage].pass == Pass::kBackward;
-      made.micro_batches.push_back(micro_batch);
-      made.is_backward.push_back(is_backward);
-    }
-    ticks_.push_back(std::move(made));
-    now_.weights.emplace_back(stages_);
+    return true;
+  }
+  /// Returns true if the stage plays backward of a micro-batch.
+  static bool is_backward(const TickStage& stage) {
+    return stage.micro_batch >= 0 && stage.pass == Pass::kBackward;
   }
 
   SlotWork slot_work_of(const Tick& tick, int slot) const {
@@ -187,13 +179,14 @@ class MicroBatchWeights {
   Length length_of(size_t tick) {
     Length all;
     for (int slot = 0; slot < request_.slots; ++slot) {
-      const SlotWork& of = ticks_[tick].slots[slot];
+      const SlotWork& of = work_[tick][slot];
       int64_t all_ps = of.attention_ps;
       for (int stage = 0; stage < stages_; ++stage) {
         const StageWeights& weights = now_.weights[tick][stage];
         int64_t& linear = servers_[stage].other_ps;
         linear = of.linear_ps[stage];
-        if (weights.leaves) linear -= weights_ps(stage, ticks_[tick].micro_batches[stage], slot);
+        if (weights.leaves)
+          linear -= weights_ps(stage, ticks_[tick].stages[stage].micro_batch, slot);
         for (const int micro_batch : weights.plays) linear += weights_ps(stage, micro_batch, slot);
         all_ps += linear;
       }
@@ -234,7 +227,7 @@ class MicroBatchWeights {
       StageWeights& weights = now_.weights[tick][stage];
       for (int i = 0; i < chosen[tick].plays; ++i) weights.plays.push_back(left[next++]);
       weights.leaves = chosen[tick].leaves;
-      if (weights.leaves) left.push_back(ticks_[tick].micro_batches[stage]);
+      if (weights.leaves) left.push_back(ticks_[tick].stages[stage].micro_batch);
       set_length(tick);
     }
   }
@@ -243,16 +236,16 @@ class MicroBatchWeights {
   /// stage's nano-batches.
   std::vector<std::vector<Choice>> choices_of(int stage, const Weighing& weighing) {
     const int64_t backward = std::ranges::count_if(
-        ticks_, [&](const PlannedTick& tick) { return tick.is_backward[stage]; });
+        ticks_, [&](const Tick& tick) { return is_backward(tick.stages[stage]); });
     const auto most =
         static_cast<int>(std::min<int64_t>(request_.outstanding_weight_gradients, backward));
     std::vector<std::vector<Choice>> choices(ticks_.size(), std::vector<Choice>(most + 1));
     std::vector<Choice> before(most + 1);
     before[0].cost = 0;
     for (size_t tick = 0; tick < ticks_.size(); ++tick) {
-      const int most_plays = ticks_[tick].is_played ? std::min(most, kMostPlays) : 0;
+      const int most_plays = is_played(ticks_[tick]) ? std::min(most, kMostPlays) : 0;
       for (const bool leaves : {false, true}) {
-        if (leaves && !ticks_[tick].is_backward[stage]) continue;
+        if (leaves && !is_backward(ticks_[tick].stages[stage])) continue;
         for (int plays = 0; plays <= most_plays; ++plays) {
           const Wide cost = cost_of(tick, stage, leaves, plays, weighing);
           for (int held = plays; held + (leaves ? 1 : 0) <= most; ++held) {
@@ -280,7 +273,8 @@ class MicroBatchWeights {
 
   const PipelineRequest& request_;
   const int stages_;
-  std::vector<PlannedTick> ticks_;
+  const std::span<const Tick> ticks_;
+  std::vector<std::vector<SlotWork>> work_;  // [ticks][slots]
   /// [stages][nano-batches] The gradients by matrices of all layers of the stage.
   std::vector<std::vector<int64_t>> weights_ps_;
   std::vector<int64_t> mean_weights_ps_;  // [stages]

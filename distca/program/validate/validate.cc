@@ -18,57 +18,50 @@ bool has_part(const Program& program, const Op& op) {
 
 /// Dependencies, buffers and exchanges that exist: without them nothing else can be said.
 void check_references(const Program& program, std::vector<std::string>& wrong) {
-  const auto num_buffers = static_cast<int32_t>(program.buffers.size());
-  const auto num_exchanges = static_cast<int32_t>(program.exchanges.size());
-  for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
+  const auto num_buffers = std::ssize(program.buffers),
+             num_exchanges = std::ssize(program.exchanges),
+             num_buckets = program.gradients ? std::ssize(program.gradients->buckets) : 0;
+  for (int32_t i = 0; i < std::ssize(program.ops); ++i) {
     const Op& op = program.ops[i];
     for (const auto& [what, list] :
          {std::pair{"depends on", &op.wait_for}, {"waits for", &op.wait_sends}}) {
       for (int32_t other : *list) {
         if (other >= 0 && other < i) continue;
-        wrong.push_back(fmt::format("{} {} {}, which does not come before it", numbered(program, i),
-                                    what, other));
+        report_op(wrong, program, i, "{} {}, which does not come before it", what, other);
       }
     }
     for (int32_t other : op.wait_sends) {
       if (other < 0 || other >= i || program.ops[other].stream == Stream::kComm) continue;
-      wrong.push_back(fmt::format("{} waits for the sends of {}, which is no exchange",
-                                  numbered(program, i), numbered(program, other)));
+      report_op(wrong, program, i, "waits for the sends of {}, which is no exchange",
+                numbered(program, other));
     }
-    const auto num_buckets =
-        static_cast<int32_t>(program.gradients ? program.gradients->buckets.size() : 0);
-    const bool of_bucket = op.bucket >= 0;
-    if (op.bucket >= num_buckets) {
-      wrong.push_back(fmt::format("{} belongs to bucket {} of {}", numbered(program, i), op.bucket,
-                                  num_buckets));
-    }
+    if (op.bucket >= num_buckets)
+      report_op(wrong, program, i, "belongs to bucket {} of {}", op.bucket, num_buckets);
     const bool is_p2p = op.kind == OpKind::kP2p;
-    if (is_p2p &&
-        (op.nano_batch < 0 || op.nano_batch >= static_cast<int>(program.p2p_messages.size()))) {
-      wrong.push_back(fmt::format("{} sends or receives nano-batch {} of {}", numbered(program, i),
-                                  op.nano_batch, program.p2p_messages.size()));
+    if (is_p2p && (op.nano_batch < 0 || op.nano_batch >= std::ssize(program.p2p_messages))) {
+      report_op(wrong, program, i, "sends or receives nano-batch {} of {}", op.nano_batch,
+                program.p2p_messages.size());
     }
     if (is_of_tensor(op.kind) &&
-        (op.nano_batch < 0 || op.nano_batch >= static_cast<int>(program.tensor_rows.size()))) {
-      wrong.push_back(fmt::format("{} carries rows of nano-batch {} of {}", numbered(program, i),
-                                  op.nano_batch, program.tensor_rows.size()));
+        (op.nano_batch < 0 || op.nano_batch >= std::ssize(program.tensor_rows))) {
+      report_op(wrong, program, i, "carries rows of nano-batch {} of {}", op.nano_batch,
+                program.tensor_rows.size());
     }
-    const bool has_exchange = !of_bucket && !is_p2p && !is_of_tensor(op.kind) &&
+    const bool has_exchange = op.bucket < 0 && !is_p2p && !is_of_tensor(op.kind) &&
                               (op.stream == Stream::kComm || op.kind == OpKind::kCoreAttention);
     if (has_exchange && (op.exchange < 0 || op.exchange >= num_exchanges || op.layer_step < 0)) {
-      wrong.push_back(fmt::format("{} belongs to exchange {} of {}, layer step {}",
-                                  numbered(program, i), op.exchange, num_exchanges, op.layer_step));
+      report_op(wrong, program, i, "belongs to exchange {} of {}, layer step {}", op.exchange,
+                num_exchanges, op.layer_step);
     }
     if (op.part >= 0 && !has_part(program, op))
-      wrong.push_back(fmt::format("{} computes a part that is nowhere", numbered(program, i)));
+      report_op(wrong, program, i, "computes a part that is nowhere");
     std::vector<int32_t> buffers = op.reads;
     buffers.insert(buffers.end(), op.writes.begin(), op.writes.end());
     if (op.out != -1) buffers.push_back(op.out);
     if (op.in != -1) buffers.push_back(op.in);
     for (int32_t buffer : buffers) {
-      if (buffer >= 0 && buffer < num_buffers) continue;
-      wrong.push_back(
-          fmt::format("{} uses buffer {} of {}", numbered(program, i), buffer, num_buffers));
+      if (buffer < 0 || buffer >= num_buffers)
+        report_op(wrong, program, i, "uses buffer {} of {}", buffer, num_buffers);
     }
   }
 }
@@ -124,7 +117,11 @@ bool ProgramOrder::left(int32_t a, int32_t b) const {
   const Op& op = program_.ops[b];
   if (op.stream == Stream::kCompute) return left_by_[a] <= b;
   return left_by_[a] <= computed_before_[b] ||
-         std::find(op.wait_sends.begin(), op.wait_sends.end(), a) != op.wait_sends.end();
+         std::ranges::find(op.wait_sends, a) != op.wait_sends.end();
+}
+
+bool ProgramOrder::is_over(int32_t a, int32_t b) const {
+  return program_.ops[a].stream == Stream::kCompute ? ended(a, b) : landed(a, b);
 }
 
 std::vector<std::string> validate(const Program& program) {
@@ -144,9 +141,8 @@ std::vector<std::string> validate(const Program& program) {
 std::vector<std::string> validate(std::span<const Program> programs) {
   std::vector<std::string> wrong;
   for (size_t rank = 0; rank < programs.size(); ++rank) {
-    for (const std::string& line : validate(programs[rank])) {
-      wrong.push_back(fmt::format("rank {}: {}", rank, line));
-    }
+    for (const std::string& line : validate(programs[rank]))
+      report(wrong, "rank {}: {}", rank, line);
   }
   // Waits between ranks mean something only where each program by itself can be played.
   if (wrong.empty()) check_ranks(programs, wrong);

@@ -96,13 +96,13 @@ bool is_meant(const Op& reader, BufferRole role, const Op& writer) {
   return false;
 }
 
-class Buffers {
+class Buffers : Checker {
  public:
-  Buffers(const Program& program, const ProgramOrder& order, std::vector<std::string>& wrong)
-      : program_(program), order_(order), wrong_(wrong), states_(program.buffers.size()) {}
+  using Checker::Checker;
 
   void check() {
-    for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
+    states_.resize(program_.buffers.size());
+    for (int32_t i = 0; i < std::ssize(program_.ops); ++i) {
       const Op& op = program_.ops[i];
       check_roles(i);
       for (int32_t buffer : op.reads) read(i, buffer);
@@ -118,9 +118,7 @@ class Buffers {
         states_[op.out].senders.push_back(i);
       }
     }
-    for (size_t buffer = 0; buffer < states_.size(); ++buffer) {
-      expect_read(static_cast<int32_t>(buffer));
-    }
+    for (int32_t buffer = 0; buffer < std::ssize(states_); ++buffer) expect_read(buffer);
   }
 
  private:
@@ -133,9 +131,6 @@ class Buffers {
     std::vector<int32_t> senders;  // since
   };
 
-  void say(int32_t op, const std::string& what) {
-    wrong_.push_back(fmt::format("{} {}", numbered(program_, op), what));
-  }
   std::string named(int32_t buffer) const {
     return fmt::format("buffer {} ({})", buffer, buffer_name(program_.buffers[buffer].role));
   }
@@ -145,14 +140,13 @@ class Buffers {
     const std::optional<Roles> roles = roles_of(op);
     const auto expect = [&](const char* what, int32_t buffer, BufferRole role) {
       if (buffer < 0 || program_.buffers[buffer].role == role) return;
-      say(i, fmt::format("{} {}, not {}", what, named(buffer), buffer_name(role)));
+      say(i, "{} {}, not {}", what, named(buffer), buffer_name(role));
     };
     if (roles) {
       expect("sends from", op.out, roles->out);
       expect("receives into", op.in, roles->in);
       for (int32_t buffer : op.writes) {
-        if (buffer != op.out)
-          say(i, fmt::format("packs into {}, not what it sends", named(buffer)));
+        if (buffer != op.out) say(i, "packs into {}, not what it sends", named(buffer));
       }
       return;
     }
@@ -168,22 +162,20 @@ class Buffers {
               ? (forward ? role == BufferRole::kOOut
                          : role == BufferRole::kAccumulators || role == BufferRole::kGradientOut)
               : leaves_parts && role == BufferRole::kPartsOut;
-      if (!meant) say(i, fmt::format("writes {}, which is not its", named(buffer)));
+      if (!meant) say(i, "writes {}, which is not its", named(buffer));
     }
   }
 
   void read(int32_t i, int32_t buffer) {
     State& state = states_[buffer];
     if (state.writer < 0) {
-      say(i, fmt::format("reads {}, which nobody has written", named(buffer)));
+      say(i, "reads {}, which nobody has written", named(buffer));
       return;
     }
     if (!is_meant(program_.ops[i], program_.buffers[buffer].role, program_.ops[state.writer])) {
-      say(i, fmt::format("reads {} as {} has written it", named(buffer),
-                         numbered(program_, state.writer)));
+      say(i, "reads {} as {} has written it", named(buffer), numbered(state.writer));
     } else if (state.writer != i && !is_over(state, i)) {
-      say(i, fmt::format("reads {} and does not wait for {}", named(buffer),
-                         numbered(program_, state.writer)));
+      say(i, "reads {} and does not wait for {}", named(buffer), numbered(state.writer));
     }
     state.was_read = true;
     if (program_.ops[i].stream == Stream::kCompute) state.last_compute = i;
@@ -201,8 +193,7 @@ class Buffers {
     State& state = states_[buffer];
     if (!goes_on(i, state)) expect_read(buffer);
     const auto still = [&](int32_t user, const char* what) {
-      say(i, fmt::format("writes {}, which {} may still {}", named(buffer),
-                         numbered(program_, user), what));
+      say(i, "writes {}, which {} may still {}", named(buffer), numbered(user), what);
     };
     if (state.last_compute >= 0 && !order_.ended(state.last_compute, i)) {
       still(state.last_compute, "use");
@@ -244,13 +235,10 @@ class Buffers {
   void expect_read(int32_t buffer) {
     const State& state = states_[buffer];
     if (state.writer < 0 || state.was_read || lands_at_home(program_.buffers[buffer].role)) return;
-    say(state.writer, fmt::format("writes {}, which nobody reads", named(buffer)));
+    say(state.writer, "writes {}, which nobody reads", named(buffer));
   }
 
-  const Program& program_;
-  const ProgramOrder& order_;
-  std::vector<std::string>& wrong_;
-  std::vector<State> states_;
+  std::vector<State> states_;  // [buffer]
 };
 
 /// "exchange 0, Q, K, V with homes": messages that all layers share. Those that go to several
@@ -266,8 +254,8 @@ void check_list(const std::string& name, const MessageList& list, std::vector<st
     const PeerMessage& message = list.messages[i];
     const auto expect = [&](bool is_so, std::string_view what) {
       if (is_so) return;
-      wrong.push_back(fmt::format("{}: {} bytes at {} with rank {}: {}", name, message.bytes,
-                                  message.offset, message.peer, what));
+      report(wrong, "{}: {} bytes at {} with rank {}: {}", name, message.bytes, message.offset,
+             message.peer, what);
     };
     expect(message.bytes > 0, "nothing");
     expect(message.offset % lies.alignment == 0, "not aligned");
@@ -280,10 +268,8 @@ void check_list(const std::string& name, const MessageList& list, std::vector<st
     end = std::max(end, message.offset + message.bytes);
     bytes += message.bytes;
   }
-  if (bytes != list.bytes) {
-    wrong.push_back(
-        fmt::format("{}: is said to have {} bytes, its messages have {}", name, list.bytes, bytes));
-  }
+  if (bytes != list.bytes)
+    report(wrong, "{}: is said to have {} bytes, its messages have {}", name, list.bytes, bytes);
 }
 
 void check_exchanges(const Program& program, std::vector<std::string>& wrong) {
@@ -318,9 +304,8 @@ void check_tensor_rows(const Program& program, std::vector<std::string>& wrong) 
                                 : Range{message->offset / row_bytes,
                                         (message->offset + message->bytes) / row_bytes};
         if (found == expected || (expected.empty() && found.empty())) continue;
-        wrong.push_back(fmt::format("{}: rows {} to {} with rank {} of the server, not {} to {}",
-                                    name, found.begin, found.end, peer, expected.begin,
-                                    expected.end));
+        report(wrong, "{}: rows {} to {} with rank {} of the server, not {} to {}", name,
+               found.begin, found.end, peer, expected.begin, expected.end);
       }
     };
     const auto its_own = [&](int peer) { return TensorPlace{place.size, peer}.part(rows.rows); };
@@ -344,12 +329,11 @@ void check_room(const Program& program, int32_t op, const char* direction, const
   // Rows of a rank that has none to send or receive still have their place among all.
   const bool has_room = is_of_tensor(program.ops[op].kind) && buffer >= 0;
   if (list.empty() != (buffer < 0) && !has_room) {
-    wrong.push_back(fmt::format("{} has {} messages to {} and {} buffer", numbered(program, op),
-                                list.messages.size(), direction, buffer < 0 ? "no" : "a"));
+    report_op(wrong, program, op, "has {} messages to {} and {} buffer", list.messages.size(),
+              direction, buffer < 0 ? "no" : "a");
   } else if (buffer >= 0 && list.buffer_bytes > program.buffers[buffer].bytes) {
-    wrong.push_back(fmt::format("{} would {} {} bytes in buffer {}, which has {}",
-                                numbered(program, op), direction, list.buffer_bytes, buffer,
-                                program.buffers[buffer].bytes));
+    report_op(wrong, program, op, "would {} {} bytes in buffer {}, which has {}", direction,
+              list.buffer_bytes, buffer, program.buffers[buffer].bytes);
   }
 }
 
@@ -364,7 +348,7 @@ void check_messages(const Program& program, std::vector<std::string>& wrong) {
   check_exchanges(program, wrong);
   check_tensor_rows(program, wrong);
   std::unordered_map<uint32_t, int32_t> tags;
-  for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
+  for (int32_t i = 0; i < std::ssize(program.ops); ++i) {
     const Op& op = program.ops[i];
     const MessageList &sends = program.sends(op), &receives = program.receives(op);
     // Gradients and weights travel from where they are, and but for parts of sums to there.
@@ -373,10 +357,8 @@ void check_messages(const Program& program, std::vector<std::string>& wrong) {
       check_room(program, i, "receive", receives, op.in, wrong);
     if (sends.empty() && receives.empty()) continue;
     const auto [other, is_new] = tags.emplace(op.tag, i);
-    if (!is_new) {
-      wrong.push_back(fmt::format("{} has tag {} of {}", numbered(program, i), op.tag,
-                                  numbered(program, other->second)));
-    }
+    if (!is_new)
+      report_op(wrong, program, i, "has tag {} of {}", op.tag, numbered(program, other->second));
   }
 }
 

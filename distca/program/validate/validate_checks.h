@@ -3,9 +3,12 @@
 // program begins, on a machine with a compute and a communication stream. The functions below it
 // check one kind of fault each. Objects belong to one thread.
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "distca/program/program.h"
@@ -14,6 +17,18 @@ namespace distca {
 
 /// The name of an operation in a fault: "operation 12 (forward layer 0 dispatch of nano-batch 1)".
 std::string numbered(const Program& program, int32_t op);
+
+/// Adds a line for a fault.
+template <typename... Args>
+void report(std::vector<std::string>& wrong, fmt::format_string<Args...> text, Args&&... args) {
+  wrong.push_back(fmt::format(text, std::forward<Args>(args)...));
+}
+/// Adds a line that begins with the name of the operation.
+template <typename... Args>
+void report_op(std::vector<std::string>& wrong, const Program& program, int32_t op,
+               fmt::format_string<Args...> text, Args&&... args) {
+  report(wrong, "{} {}", numbered(program, op), fmt::format(text, std::forward<Args>(args)...));
+}
 
 /// Operations of the compute stream follow one another. A communication begins when all in its
 /// `wait_for` and `wait_sends` is over, and after everything before it in the list has begun. The
@@ -29,6 +44,8 @@ class ProgramOrder {
   bool landed(int32_t a, int32_t b) const;
   /// Has everything left that the communication `a` sends when `b`, which comes after it, begins?
   bool left(int32_t a, int32_t b) const;
+  /// Has `a` ended or, if it communicates, landed when `b`, which comes after it, begins?
+  bool is_over(int32_t a, int32_t b) const;
 
  private:
   const Program& program_;
@@ -38,6 +55,24 @@ class ProgramOrder {
   /// the first one that begins after all its sends.
   std::vector<int32_t> landed_by_;
   std::vector<int32_t> left_by_;
+};
+
+/// The parts that the classes share that check a program.
+class Checker {
+ public:
+  Checker(const Program& program, const ProgramOrder& order, std::vector<std::string>& wrong)
+      : program_(program), order_(order), wrong_(wrong) {}
+
+ protected:
+  template <typename... Args>
+  void say(int32_t op, fmt::format_string<Args...> text, Args&&... args) {
+    report_op(wrong_, program_, op, text, std::forward<Args>(args)...);
+  }
+  std::string numbered(int32_t op) const { return distca::numbered(program_, op); }
+
+  const Program& program_;
+  const ProgramOrder& order_;
+  std::vector<std::string>& wrong_;
 };
 
 // Each of these functions adds a line to `wrong` for each fault.

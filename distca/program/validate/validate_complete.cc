@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <tuple>
+#include <utility>
 
 #include "distca/program/validate/validate_checks.h"
 
@@ -34,7 +36,7 @@ class Complete {
 
   void enlist(const Op& op) {
     if (op.exchange >= 0) {
-      Step& step = steps_[{op.exchange, op.pass, op.layer_step}];
+      Step& step = steps_[{op.exchange, op.pass}][op.layer_step];
       if (op.kind == OpKind::kDispatch) step.dispatches = true;
       if (op.kind == OpKind::kCombine) step.combines = true;
       // check_parts() says whether parts are complete.
@@ -43,10 +45,10 @@ class Complete {
     }
     const OpKind of_phase = is_of_tensor(op.kind) ? op.of_phase : OpKind::kEmbed;
     if (op.bucket < 0)
-      ++phases_[{op.kind, op.pass, op.layer, op.nano_batch, op.is_receive, of_phase}];
+      phases_.insert({op.kind, op.pass, op.layer, op.nano_batch, op.is_receive, of_phase});
     if (op.leaves_weights && op.pass == Pass::kBackward) ++left_[{op.layer, op.nano_batch}];
     if (op.leaves_weights && op.pass == Pass::kForward)
-      wrong_.push_back(fmt::format("{} leaves weight gradients", describe(op)));
+      report(wrong_, "{} leaves weight gradients", describe(op));
     if (op.nano_batch >= 0 && op.pass == Pass::kBackward) trains_ = true;
     if (op.kind == OpKind::kOptimizer) updates_ = true;
   }
@@ -60,7 +62,7 @@ class Complete {
                      .nano_batch = nano,
                      .is_receive = is_receive,
                      .of_phase = of_phase};
-    wrong_.push_back(fmt::format("there is no {}", describe(missing)));
+    report(wrong_, "there is no {}", describe(missing));
   }
 
   void check_phases() {
@@ -72,7 +74,7 @@ class Complete {
     }
     if (!trains_) return;
     expect(OpKind::kGradNorm, Pass::kBackward, -1, -1);
-    if (!updates_) wrong_.push_back(fmt::format("there is no {}", op_name(OpKind::kOptimizer)));
+    if (!updates_) report(wrong_, "there is no {}", op_name(OpKind::kOptimizer));
   }
   void check_pass(Pass pass, int nano) {
     const Stage& stage = program_.stage;
@@ -96,32 +98,28 @@ class Complete {
     if (program_.stage.tensor.size == 1) return;
     for (const OpKind kind : {OpKind::kAttentionNorm, OpKind::kOutProjection, OpKind::kMlpNorm})
       expect(kind, pass, layer, nano);
-    const bool forward = pass == Pass::kForward;
-    const auto carried = [&](OpKind kind, OpKind of_phase) {
-      expect(kind, pass, layer, nano, false, of_phase);
-    };
-    for (const OpKind phase :
-         {OpKind::kPostAttention, forward ? OpKind::kPreAttention : OpKind::kOutProjection})
-      carried(OpKind::kGatherRows, phase);
-    for (const OpKind phase :
-         {OpKind::kPostAttention, forward ? OpKind::kOutProjection : OpKind::kPreAttention})
-      carried(OpKind::kSumRows, phase);
+    const auto [read, written] = pass == Pass::kForward
+                                     ? std::pair(OpKind::kPreAttention, OpKind::kOutProjection)
+                                     : std::pair(OpKind::kOutProjection, OpKind::kPreAttention);
+    for (const OpKind phase : {OpKind::kPostAttention, read})
+      expect(OpKind::kGatherRows, pass, layer, nano, false, phase);
+    for (const OpKind phase : {OpKind::kPostAttention, written})
+      expect(OpKind::kSumRows, pass, layer, nano, false, phase);
   }
   /// Weight gradients are computed if both phases of the layer have left them, and only then.
   void check_weight_gradient(int layer, int nano) {
-    const auto found = left_.find({layer, nano});
-    const int leaving = found == left_.end() ? 0 : found->second;
+    const int leaving = left_[{layer, nano}];
     const Op op{.kind = OpKind::kWeightGradient,
                 .pass = Pass::kBackward,
                 .layer = layer,
                 .nano_batch = nano};
     const int phases = program_.stage.tensor.size > 1 ? 3 : 2;
     if (leaving > 0 && leaving < phases) {
-      wrong_.push_back(fmt::format("{} of {} phases leave {}", leaving, phases, describe(op)));
+      report(wrong_, "{} of {} phases leave {}", leaving, phases, describe(op));
     } else if (leaving > 0) {
       expect(op.kind, op.pass, layer, nano);
     } else if (phases_.contains({op.kind, op.pass, layer, nano, false, OpKind::kEmbed})) {
-      wrong_.push_back(fmt::format("nothing is left for {}", describe(op)));
+      report(wrong_, "nothing is left for {}", describe(op));
     }
   }
 
@@ -130,23 +128,20 @@ class Complete {
     for (int exchange = 0; exchange < static_cast<int>(program_.exchanges.size()); ++exchange) {
       bool is_played = program_.layer_steps[exchange] == 0;
       for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-        const auto first = steps_.lower_bound({exchange, pass, 0});
-        if (first == steps_.end() || std::get<0>(first->first) != exchange ||
-            std::get<1>(first->first) != pass)
-          continue;
+        if (!steps_.contains({exchange, pass})) continue;
         is_played = true;
         for (int step = 0; step < program_.layer_steps[exchange]; ++step)
           check_step(exchange, pass, step);
       }
-      if (!is_played) wrong_.push_back(fmt::format("exchange {} is never played", exchange));
+      if (!is_played) report(wrong_, "exchange {} is never played", exchange);
     }
   }
   void check_step(int exchange, Pass pass, int number) {
-    const Step step = steps_[{exchange, pass, number}];
+    const Step step = steps_[{exchange, pass}][number];
     const auto want = [&](bool is_there, const char* what) {
       if (is_there) return;
-      wrong_.push_back(fmt::format("{}: layer step {} of exchange {} has no {}", pass_name(pass),
-                                   number, exchange, what));
+      report(wrong_, "{}: layer step {} of exchange {} has no {}", pass_name(pass), number,
+             exchange, what);
     };
     want(step.dispatches, "dispatch");
     want(step.combines, "combine");
@@ -160,9 +155,9 @@ class Complete {
 
   const Program& program_;
   std::vector<std::string>& wrong_;
-  std::map<Phase, int> phases_;
+  std::set<Phase> phases_;
   std::map<std::pair<int, int>, int> left_;  // by layer and nano-batch: phases that leave weights
-  std::map<std::tuple<int, Pass, int>, Step> steps_;  // by exchange, pass, layer step
+  std::map<std::pair<int, Pass>, std::map<int, Step>> steps_;  // by exchange and pass: layer steps
   bool trains_ = false, updates_ = false;
 };
 
@@ -183,11 +178,11 @@ void check_servers(std::span<const Program> programs, std::vector<std::string>& 
     const Program& first = programs[rank - rank % size];
     if (place.size != size || place.index != static_cast<int>(rank) % size ||
         (size > 1 && program.server != static_cast<int>(rank) / size)) {
-      wrong.push_back(fmt::format("rank {}: is number {} of {} in server {}, others have {}", rank,
-                                  place.index, place.size, program.server, size));
+      report(wrong, "rank {}: is number {} of {} in server {}, others have {}", rank, place.index,
+             place.size, program.server, size);
     } else if (!std::ranges::equal(program.tensor_rows, first.tensor_rows, {}, &TensorRows::rows,
                                    &TensorRows::rows)) {
-      wrong.push_back(fmt::format("rank {}: has other rows than the first of its server", rank));
+      report(wrong, "rank {}: has other rows than the first of its server", rank);
     }
   }
 }
@@ -206,8 +201,8 @@ void check_stages(std::span<const Program> programs, std::vector<std::string>& w
     expected.tensor = program.stage.tensor;
     if (!is_new &&
         (program.stage != expected || program.num_nano_batches != other.num_nano_batches)) {
-      wrong.push_back(fmt::format("rank {}: another stage {} than that of ranks before it", rank,
-                                  program.stage.index));
+      report(wrong, "rank {}: another stage {} than that of ranks before it", rank,
+             program.stage.index);
     }
   }
   int64_t layers = 0;
@@ -217,9 +212,10 @@ void check_stages(std::span<const Program> programs, std::vector<std::string>& w
     if (index != next || stage.layers.begin != layers ||
         stage.count != static_cast<int>(of_stages.size()) ||
         program->num_nano_batches != of_stages.begin()->second->num_nano_batches) {
-      wrong.push_back(fmt::format(
-          "stage {} of {} has layers {} to {} and {} nano-batches; {} layers lie before it", index,
-          stage.count, stage.layers.begin, stage.layers.end, program->num_nano_batches, layers));
+      report(wrong,
+             "stage {} of {} has layers {} to {} and {} nano-batches; {} layers lie before it",
+             index, stage.count, stage.layers.begin, stage.layers.end, program->num_nano_batches,
+             layers);
     }
     layers = stage.layers.end;
     ++next;

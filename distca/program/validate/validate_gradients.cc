@@ -16,16 +16,15 @@
 namespace distca {
 namespace {
 
-class Gradients {
+class Gradients : Checker {
  public:
-  Gradients(const Program& program, const ProgramOrder& order, std::vector<std::string>& wrong)
-      : program_(program), order_(order), wrong_(wrong) {}
+  using Checker::Checker;
 
   void check() {
     const size_t num_buckets = program_.gradients ? program_.gradients->buckets.size() : 0;
     if (num_buckets > 0 && !in_one_piece()) return;
     found_.assign(num_buckets, Found());
-    for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
+    for (int32_t i = 0; i < std::ssize(program_.ops); ++i) {
       const Op& op = program_.ops[i];
       if (op.kind == OpKind::kGradNorm) norm_ = i;
       if (op.bucket < 0) continue;
@@ -44,31 +43,23 @@ class Gradients {
     std::array<int32_t, kNumOpKinds> of;
   };
 
-  void say(int32_t op, const std::string& what) {
-    wrong_.push_back(fmt::format("{} {}", numbered(program_, op), what));
-  }
-
   /// The bucket's operation of this kind; says so if it is there and should not be, or is not.
   int32_t one(size_t bucket, OpKind kind, bool wanted) {
     const int32_t i = found_[bucket].of[static_cast<size_t>(kind)];
-    if ((i >= 0) != wanted) {
-      wrong_.push_back(
-          fmt::format("bucket {} has {}{}", bucket, wanted ? "no " : "a ", op_name(kind)));
-    }
+    if ((i >= 0) != wanted)
+      report(wrong_, "bucket {} has {}{}", bucket, wanted ? "no " : "a ", op_name(kind));
     return wanted ? i : -1;
   }
 
   /// Checks that what `before` computes, or receives, is there when `i` begins.
   void behind(int32_t i, int32_t before) {
     if (i < 0 || before < 0) return;
-    if (before > i) return say(i, fmt::format("comes before {}", numbered(program_, before)));
-    const bool over = program_.ops[before].stream == Stream::kCompute ? order_.ended(before, i)
-                                                                      : order_.landed(before, i);
-    if (!over) say(i, fmt::format("does not wait for {}", numbered(program_, before)));
+    if (before > i) return say(i, "comes before {}", numbered(before));
+    if (!order_.is_over(before, i)) say(i, "does not wait for {}", numbered(before));
   }
   void behind_sends(int32_t i, int32_t before) {
     if (i >= 0 && before >= 0 && before < i && !order_.left(before, i))
-      say(i, fmt::format("writes what {} may still send", numbered(program_, before)));
+      say(i, "writes what {} may still send", numbered(before));
   }
 
   void check_bucket(size_t index) {
@@ -98,8 +89,7 @@ class Gradients {
     for (size_t i = 0; i < buckets.size(); ++i) {
       const int64_t begin = i + 1 < buckets.size() ? buckets[i + 1].elements.end : 0;
       if (buckets[i].elements.begin == begin && !buckets[i].elements.empty()) continue;
-      wrong_.push_back(fmt::format("bucket {} begins at element {}, not {}", i,
-                                   buckets[i].elements.begin, begin));
+      report(wrong_, "bucket {} begins at element {}, not {}", i, buckets[i].elements.begin, begin);
       return false;
     }
     return true;
@@ -111,7 +101,7 @@ class Gradients {
     std::map<std::pair<OpKind, int>, std::vector<Range>> added;
     for (const PhaseGradients& phase : exchange.phases)
       added[{phase.phase, phase.layer}].push_back(phase.elements);
-    for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
+    for (int32_t i = 0; i < std::ssize(program_.ops); ++i) {
       const Op& op = program_.ops[i];
       if (op.pass != Pass::kBackward || op.nano_batch < 0) continue;
       // Weight gradients come after the phases that have left them, and complete both.
@@ -139,9 +129,6 @@ class Gradients {
     }
   }
 
-  const Program& program_;
-  const ProgramOrder& order_;
-  std::vector<std::string>& wrong_;
   std::vector<Found> found_;  // [bucket]
   int32_t norm_ = -1;
 };
@@ -154,12 +141,6 @@ void check_gradients(const Program& program, const ProgramOrder& order,
 }
 
 namespace {
-
-/// Returns the message of a list that goes to, or comes from, this rank, or null if there is none.
-const PeerMessage* message_of(const MessageList& list, int peer) {
-  const auto found = std::ranges::lower_bound(list.messages, peer, {}, &PeerMessage::peer);
-  return found != list.messages.end() && found->peer == peer ? &*found : nullptr;
-}
 
 /// A rank with gradients.
 struct Holder {
@@ -190,34 +171,26 @@ class Groups {
     const Program& program = programs_[rank];
     if (!program.gradients) return;
     const GradientExchange& exchange = *program.gradients;
-    std::map<std::vector<int>, Holder> parts;  // groups of the same ranks are one
     for (size_t i = 0; i < exchange.buckets.size(); ++i) {
       const GradientBucket& bucket = exchange.buckets[i];
-      const auto say = [&](const std::string& what) {
-        wrong_.push_back(fmt::format("rank {}: bucket {} {}", rank, i, what));
-      };
-      if (bucket.group < 0 || bucket.group >= static_cast<int>(exchange.groups.size())) {
-        say(fmt::format("is summed by group {} of {}", bucket.group, exchange.groups.size()));
+      if (bucket.group < 0 || bucket.group >= std::ssize(exchange.groups)) {
+        report(wrong_, "rank {}: bucket {} is summed by group {} of {}", rank, i, bucket.group,
+               exchange.groups.size());
         continue;
       }
-      check_phases(program, bucket, exchange.groups[bucket.group], say);
-      Holder& part = parts[exchange.groups[bucket.group]];
-      part.rank = rank;
-      part.stage = program.stage.index;
-      part.buckets.push_back(&bucket);
-    }
-    for (auto& [ranks, part] : parts) groups_[ranks].push_back(std::move(part));
-  }
-
-  template <typename Say>
-  void check_phases(const Program& program, const GradientBucket& bucket,
-                    const std::vector<int>& summed_by, const Say& say) {
-    for (const PhaseGradients& phase : program.gradients->phases) {
-      if (intersect(phase.elements, bucket.elements).empty()) continue;
-      const std::vector<int> held_by = holders_of(program.stage, phase);
-      if (held_by == summed_by) continue;
-      return say(fmt::format("is summed by ranks {}, ranks {} hold it", fmt::join(summed_by, " "),
-                             fmt::join(held_by, " ")));
+      const std::vector<int>& summed_by = exchange.groups[bucket.group];
+      for (const PhaseGradients& phase : exchange.phases) {
+        if (intersect(phase.elements, bucket.elements).empty()) continue;
+        const std::vector<int> held_by = holders_of(program.stage, phase);
+        if (held_by == summed_by) continue;
+        report(wrong_, "rank {}: bucket {} is summed by ranks {}, ranks {} hold it", rank, i,
+               fmt::join(summed_by, " "), fmt::join(held_by, " "));
+        break;
+      }
+      std::vector<Holder>& holders = groups_[summed_by];  // groups of the same ranks are one
+      if (holders.empty() || holders.back().rank != rank)
+        holders.push_back({.rank = rank, .stage = program.stage.index, .buckets = {}});
+      holders.back().buckets.push_back(&bucket);
     }
   }
   std::vector<int> holders_of(const Stage& stage, const PhaseGradients& phase) const {
@@ -268,9 +241,8 @@ class Slices {
  private:
   template <typename... Values>
   void say(fmt::format_string<Values...> text, Values&&... values) {
-    wrong_.push_back(fmt::format("{}bucket {}: {}",
-                                 bucket_of(ranks_[0]).is_shared() ? "shared " : "", index_,
-                                 fmt::format(text, std::forward<Values>(values)...)));
+    report(wrong_, "{}bucket {}: {}", bucket_of(ranks_[0]).is_shared() ? "shared " : "", index_,
+           fmt::format(text, std::forward<Values>(values)...));
   }
 
   /// Every element is added up by exactly one rank.
@@ -325,9 +297,9 @@ class Slices {
     for (const Holder& to : ranks_) {
       if (to.rank == from.rank) continue;
       const GradientBucket& other = bucket_of(to);
-      const PeerMessage *part = message_of(bucket.reduce_sends, to.rank),
-                        *sum = message_of(bucket.gather_sends, to.rank),
-                        *arrives = message_of(other.gather_receives, from.rank);
+      const PeerMessage *part = bucket.reduce_sends.with(to.rank),
+                        *sum = bucket.gather_sends.with(to.rank),
+                        *arrives = other.gather_receives.with(from.rank);
       if ((part == nullptr) != other.own.empty() || (sum == nullptr) != bucket.own.empty() ||
           (sum == nullptr) != (arrives == nullptr))
         return say("rank {} and rank {} exchange other slices than they add up", from.rank,
@@ -362,9 +334,8 @@ void check_group(const std::vector<Holder>& ranks, std::vector<std::string>& wro
   const size_t buckets = ranks[0].buckets.size();
   for (const Holder& holder : ranks) {
     if (holder.buckets.size() == buckets) continue;
-    wrong.push_back(fmt::format("rank {} has {} buckets, rank {} has {}", holder.rank,
-                                holder.buckets.size(), ranks[0].rank, buckets));
-    return;
+    return report(wrong, "rank {} has {} buckets, rank {} has {}", holder.rank,
+                  holder.buckets.size(), ranks[0].rank, buckets);
   }
   for (size_t i = 0; i < buckets; ++i) Slices(ranks, i, wrong).check();
 }
@@ -378,8 +349,7 @@ void check_slices(std::span<const Program> programs, std::vector<std::string>& w
     if (ranks.size() == holders.size()) {
       check_group(holders, wrong);
     } else {
-      wrong.push_back(fmt::format("of ranks {}, {} have what they share", fmt::join(ranks, " "),
-                                  holders.size()));
+      report(wrong, "of ranks {}, {} have what they share", fmt::join(ranks, " "), holders.size());
     }
   }
 }

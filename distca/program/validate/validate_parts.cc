@@ -40,7 +40,7 @@ int32_t task_not_covered(const Program& program, int exchange, Pass pass,
          program.attention_parts[exchange][static_cast<size_t>(pass)][part].pieces)
       rows[piece.task].push_back(piece.queries);
   }
-  for (auto& [task, pieces] : rows) {
+  for (const auto& [task, pieces] : rows) {
     if (task < 0 || task >= std::ssize(tasks)) return task;
   }
   for (int32_t task = 0; task < std::ssize(tasks); ++task) {
@@ -85,7 +85,7 @@ void check_parts(const Program& program, std::vector<std::string>& wrong) {
     const Content result = op.pass == Pass::kForward ? Content::kO : Content::kGradient;
     if (attention_needs(program, op).fills(op.pass) && !exchange.homes(result).empty() &&
         op.writes.empty())
-      wrong.push_back(fmt::format("{} does not write what is returned", numbered(program, i)));
+      report_op(wrong, program, i, "does not write what is returned");
   }
   std::map<std::tuple<int32_t, Pass, std::vector<int>>, int32_t> known;
   for (const auto& [step, parts] : of_steps) {
@@ -94,10 +94,9 @@ void check_parts(const Program& program, std::vector<std::string>& wrong) {
     const auto [place, is_new] = known.emplace(std::tuple(exchange, pass, parts), -1);
     if (is_new) place->second = task_not_covered(program, exchange, pass, parts);
     if (place->second < 0) continue;
-    wrong.push_back(
-        fmt::format("{}: the parts of layer step {} of exchange {} do not have all rows of task {} "
-                    "once",
-                    pass_name(pass), number, exchange, place->second));
+    report(wrong,
+           "{}: the parts of layer step {} of exchange {} do not have all rows of task {} once",
+           pass_name(pass), number, exchange, place->second);
   }
 }
 
@@ -111,11 +110,10 @@ void check_order_in_servers(std::span<const Program> programs, std::vector<std::
         of_first, of_own, {}, [&](int32_t op) { return place_of(first.ops[op]); },
         [&](int32_t op) { return place_of(own.ops[op]); });
     if (a == of_first.end() && b == of_own.end()) continue;
-    wrong.push_back(
-        fmt::format("ranks {} and {} of a server start their communications in another order: {} "
-                    "and {}",
-                    rank - index, rank, a == of_first.end() ? "nothing" : numbered(first, *a),
-                    b == of_own.end() ? "nothing" : numbered(own, *b)));
+    report(wrong,
+           "ranks {} and {} of a server start their communications in another order: {} and {}",
+           rank - index, rank, a == of_first.end() ? "nothing" : numbered(first, *a),
+           b == of_own.end() ? "nothing" : numbered(own, *b));
   }
 }
 

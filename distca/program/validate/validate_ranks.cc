@@ -55,8 +55,8 @@ class Matching {
       for (int32_t i = 0; i < static_cast<int32_t>(programs_[rank].ops.size()); ++i) {
         for_each_peer(programs_[rank], i, [&](int peer, const Issued& issued) {
           if (peer >= num_ranks || peer == rank) {
-            wrong_.push_back(fmt::format("rank {}: {} exchanges with rank {} of {}", rank,
-                                         numbered(programs_[rank], i), peer, num_ranks));
+            report(wrong_, "rank {}: {} exchanges with rank {} of {}", rank,
+                   numbered(programs_[rank], i), peer, num_ranks);
             return;
           }
           const bool up = rank < peer;
@@ -102,10 +102,9 @@ class Matching {
     if (wrong_.size() > before) return;
     for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
       if (a[i].tag == b[i].tag) continue;
-      wrong_.push_back(
-          fmt::format("ranks {} and {} start their exchanges in another order: {} and {}", low,
-                      high, numbered(programs_[low], a[i].op), numbered(programs_[high], b[i].op)));
-      return;
+      return report(wrong_, "ranks {} and {} start their exchanges in another order: {} and {}",
+                    low, high, numbered(programs_[low], a[i].op),
+                    numbered(programs_[high], b[i].op));
     }
   }
 
@@ -118,16 +117,14 @@ class Matching {
       const std::string name = fmt::format("rank {}: {} with tag {}", rank,
                                            numbered(programs_[rank], issued.op), issued.tag);
       if (found == by_tag.end()) {
-        wrong_.push_back(
-            fmt::format("{} sends {} bytes to rank {} and receives {}, which has no such tag", name,
-                        issued.sent, peer, issued.received));
+        report(wrong_, "{} sends {} bytes to rank {} and receives {}, which has no such tag", name,
+               issued.sent, peer, issued.received);
         continue;
       }
       const Issued& other = found->second;
       if (!bytes || (issued.sent == other.received && issued.received == other.sent)) continue;
-      wrong_.push_back(fmt::format(
-          "{} sends {} bytes to rank {} and receives {}, which receives {} and sends {}", name,
-          issued.sent, peer, issued.received, other.received, other.sent));
+      report(wrong_, "{} sends {} bytes to rank {} and receives {}, which receives {} and sends {}",
+             name, issued.sent, peer, issued.received, other.received, other.sent);
     }
   }
 

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -11,27 +12,23 @@
 namespace distca {
 namespace {
 
-class Sequence {
+class Sequence : Checker {
  public:
-  Sequence(const Program& program, const ProgramOrder& order, std::vector<std::string>& wrong)
-      : program_(program), order_(order), wrong_(wrong) {
-    at_home_.reserve(program.ops.size());
-    of_exchanges_.reserve(program.ops.size());
-    attention_ops_.reserve(program.ops.size() / 4);
-  }
+  using Checker::Checker;
 
   void check() {
     const auto num_ops = static_cast<int32_t>(program_.ops.size());
+    at_home_.reserve(num_ops);
+    of_exchanges_.reserve(num_ops);
+    attention_ops_.reserve(num_ops / 4);
     for (int32_t i = 0; i < num_ops; ++i) enlist(i);
     for (int32_t i = 0; i < num_ops; ++i) {
-      check_stream(i);
       const Op& op = program_.ops[i];
+      if (communicates(op.kind) != (op.stream == Stream::kComm)) say(i, "is on the wrong stream");
       if (op.nano_batch < 0 && op.exchange < 0) {
         check_of_step(i);
-      } else if (op.pass == Pass::kForward) {
-        check_forward(i);
       } else {
-        check_backward(i);
+        check_of_pass(i);
       }
     }
     check_completeness();
@@ -133,10 +130,6 @@ class Sequence {
     return found == attention_ops_.end() ? nullptr : &found->second;
   }
 
-  void say(int32_t op, const std::string& what) {
-    wrong_.push_back(fmt::format("{} {}", numbered(program_, op), what));
-  }
-
   void enlist(int32_t i) {
     const Op& op = program_.ops[i];
     if (op.kind == OpKind::kCoreAttention) return enlist_attention(i);
@@ -171,10 +164,7 @@ class Sequence {
     const int nano = program_.ops[i].nano_batch;
     if (nano < 0 || stage_.layers.empty()) return;
     const int32_t other = needs(i, kind, pass, at_home(kind, pass, layer, nano));
-    if (other < 0) return;
-    const bool is_over = program_.ops[other].stream == Stream::kCompute ? order_.ended(other, i)
-                                                                        : order_.landed(other, i);
-    if (!is_over) say(i, fmt::format("does not wait for {}", numbered(program_, other)));
+    if (other >= 0 && !order_.is_over(other, i)) say(i, "does not wait for {}", numbered(other));
   }
   int lowest_layer() const { return static_cast<int>(stage_.layers.begin); }
   int highest_layer() const { return static_cast<int>(stage_.layers.end) - 1; }
@@ -211,11 +201,11 @@ class Sequence {
   /// or comes too late.
   int32_t needs(int32_t i, Kind kind, Pass pass, int32_t other) {
     if (other < 0) {
-      say(i, fmt::format("needs its {} {}, which is nowhere", pass_name(pass), op_name(kind.kind)));
+      say(i, "needs its {} {}, which is nowhere", pass_name(pass), op_name(kind.kind));
       return -1;
     }
     if (other < i) return other;
-    say(i, fmt::format("comes before {}", numbered(program_, other)));
+    say(i, "comes before {}", numbered(other));
     return -1;
   }
   int32_t needs_at_home(int32_t i, OpKind kind, Pass pass) {
@@ -229,41 +219,28 @@ class Sequence {
   void needs_attention(int32_t i) {
     const int32_t combine = needs_at_home(i, OpKind::kCombine, program_.ops[i].pass);
     if (combine < 0) return;
-    if (!order_.landed(combine, i)) {
-      say(i, fmt::format("does not wait for {}", numbered(program_, combine)));
-    }
+    if (!order_.landed(combine, i)) say(i, "does not wait for {}", numbered(combine));
     const AttentionOps* attends = attention_ops_of(program_.ops[i].pass, program_.ops[combine]);
-    if (attends != nullptr && attends->last > i) {
-      say(i, fmt::format("comes before {}", numbered(program_, attends->last)));
-    }
+    if (attends != nullptr && attends->last > i) say(i, "comes before {}", numbered(attends->last));
   }
   void combines_after_attention(int32_t i) {
     const AttentionOps* attends = attention_ops_of(program_.ops[i].pass, program_.ops[i]);
     if (attends == nullptr) {
       say(i, "needs its core_attention, which is nowhere");
     } else if ((attends->first > i && !attends->in_parts) || attends->filled > i) {
-      say(i, fmt::format("comes before {}",
-                         numbered(program_, std::max(attends->first, attends->filled))));
+      say(i, "comes before {}", numbered(std::max(attends->first, attends->filled)));
     }
   }
   /// Core attention of more than home tasks reads what was received for it.
   void reads_what_came(int32_t i, int32_t exchange) {
-    const Op& op = program_.ops[i];
     if (exchange < 0 || program_.ops[exchange].in < 0) return;
+    const Op &op = program_.ops[i], &communication = program_.ops[exchange];
     const AttentionNeeds needs = attention_needs(program_, op);
-    const Op& communication = program_.ops[exchange];
     const bool brings_queries =
         communication.kind == OpKind::kDispatch && communication.pass == Pass::kBackward;
     if (!(brings_queries ? needs.returned : needs.received)) return;
-    for (int32_t buffer : op.reads) {
-      if (buffer == program_.ops[exchange].in) return;
-    }
-    say(i, fmt::format("does not read what {} receives", numbered(program_, exchange)));
-  }
-
-  void check_stream(int32_t i) {
-    const Op& op = program_.ops[i];
-    if (communicates(op.kind) != (op.stream == Stream::kComm)) say(i, "is on the wrong stream");
+    if (std::ranges::find(op.reads, communication.in) == op.reads.end())
+      say(i, "does not read what {} receives", numbered(exchange));
   }
 
   void check_of_step(int32_t i) {
@@ -275,12 +252,20 @@ class Sequence {
     }
   }
 
-  void check_forward(int32_t i) {
+  void check_of_pass(int32_t i) {
     const Op& op = program_.ops[i];
+    const bool backward = op.pass == Pass::kBackward;
+    if (backward) {
+      const int32_t norm = at_home(OpKind::kGradNorm, Pass::kBackward, -1, -1);
+      if (norm >= 0 && norm < i) say(i, "comes after {}", numbered(norm));
+      if (is_phase(op)) needs_at_home(i, op.kind, Pass::kForward);
+    } else if (op.kind == OpKind::kRedispatch || op.kind == OpKind::kWeightGradient) {
+      return say(i, "belongs to backward");
+    }
     follows_links(i);
     if (is_same(op, first_of_layer(op.pass))) starts_layer(i);
     if (op.kind == behind_attention(op.pass)) {
-      needs_at_home(i, OpKind::kPreAttention, Pass::kForward);
+      needs_at_home(i, before_attention(op.pass), op.pass);
       needs_attention(i);
     }
     switch (op.kind) {
@@ -288,41 +273,7 @@ class Sequence {
         after(i, before_attention(op.pass), op.pass, op.layer);
         break;
       case OpKind::kCoreAttention:
-        reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, Pass::kForward));
-        break;
-      case OpKind::kCombine:
-        combines_after_attention(i);
-        break;
-      case OpKind::kLoss:
-      case OpKind::kP2p:
-        ends_stage(i);
-        break;
-      case OpKind::kRedispatch:
-      case OpKind::kWeightGradient:
-        say(i, "belongs to backward");
-        break;
-      default:
-        break;
-    }
-  }
-
-  void check_backward(int32_t i) {
-    const Op& op = program_.ops[i];
-    const int32_t norm = at_home(OpKind::kGradNorm, Pass::kBackward, -1, -1);
-    if (norm >= 0 && norm < i) say(i, fmt::format("comes after {}", numbered(program_, norm)));
-    if (is_phase(op)) needs_at_home(i, op.kind, Pass::kForward);
-    follows_links(i);
-    if (is_same(op, first_of_layer(op.pass))) starts_layer(i);
-    if (op.kind == behind_attention(op.pass)) {
-      needs_at_home(i, before_attention(op.pass), Pass::kBackward);
-      needs_attention(i);
-    }
-    switch (op.kind) {
-      case OpKind::kDispatch:
-        after(i, before_attention(op.pass), op.pass, op.layer);
-        break;
-      case OpKind::kCoreAttention:
-        check_backward_attention(i);
+        check_attention(i);
         break;
       case OpKind::kCombine:
         combines_after_attention(i);
@@ -335,10 +286,13 @@ class Sequence {
         after(i, OpKind::kPostAttention, Pass::kBackward, op.layer);
         break;
       case OpKind::kGatherRows:
-        if (op.layer < 0) ends_stage(i);
+        if (backward && op.layer < 0) ends_stage(i);
         break;
       case OpKind::kEmbed:
-        if (!is_divided()) ends_stage(i);
+        if (backward && !is_divided()) ends_stage(i);
+        break;
+      case OpKind::kLoss:
+        if (!backward) ends_stage(i);
         break;
       case OpKind::kP2p:
         ends_stage(i);
@@ -348,15 +302,14 @@ class Sequence {
     }
   }
 
-  /// Q, K, V are those of forward, of the same exchange, or were sent again.
-  void check_backward_attention(int32_t i) {
+  /// In backward, Q, K, V are those of forward, of the same exchange, or were sent again.
+  void check_attention(int32_t i) {
     const Op& op = program_.ops[i];
-    reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, Pass::kBackward));
-    if (of_exchange(OpKind::kRedispatch, Pass::kBackward, op) >= 0) {
-      reads_what_came(i, needs_of_exchange(i, OpKind::kRedispatch, Pass::kBackward));
-    } else {
-      reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, Pass::kForward));
-    }
+    reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, op.pass));
+    if (op.pass == Pass::kForward) return;
+    const bool again = of_exchange(OpKind::kRedispatch, Pass::kBackward, op) >= 0;
+    reads_what_came(i, again ? needs_of_exchange(i, OpKind::kRedispatch, Pass::kBackward)
+                             : needs_of_exchange(i, OpKind::kDispatch, Pass::kForward));
   }
 
   /// A nano-batch that has some backward has all of it: as a home, under whichever exchange. An
@@ -403,10 +356,7 @@ class Sequence {
     if (forward == nullptr || forward->last > i) say(i, "comes before its forward");
   }
 
-  const Program& program_;
   const Stage& stage_ = program_.stage;
-  const ProgramOrder& order_;
-  std::vector<std::string>& wrong_;
   std::unordered_map<uint64_t, int32_t> at_home_;  // by layer and nano-batch; no core attention
   std::unordered_map<uint64_t, int32_t>
       of_exchanges_;  // by exchange and layer step; no core attention

@@ -77,7 +77,7 @@ struct KernelArguments::List {
 
 KernelArguments& KernelArguments::add(const at::Tensor& tensor) {
   if (!tensor.defined()) return none();
-  const auto& made = tensors_.emplace_back(std::make_shared<Tensor>());
+  const auto made = std::make_shared<Tensor>();
   made->sizes = tensor.sizes().vec();
   made->strides = tensor.strides().vec();
   made->tensor = {
@@ -88,23 +88,18 @@ KernelArguments& KernelArguments::add(const at::Tensor& tensor) {
       .shape = made->sizes.data(),
       .strides = made->strides.data(),
       .byte_offset = 0};
-  Value& value = values_.emplace_back();
-  value.kind = kTensor;
-  value.pointer = &made->tensor;
+  kept_.push_back(made);
+  values_.push_back({.kind = kTensor, .pointer = &made->tensor});
   return *this;
 }
 
 KernelArguments& KernelArguments::number(double number) {
-  Value& value = values_.emplace_back();
-  value.kind = kNumber;
-  value.number = number;
+  values_.push_back({.kind = kNumber, .number = number});
   return *this;
 }
 
 KernelArguments& KernelArguments::integer(int64_t integer) {
-  Value& value = values_.emplace_back();
-  value.kind = kInteger;
-  value.integer = integer;
+  values_.push_back({.kind = kInteger, .integer = integer});
   return *this;
 }
 
@@ -114,13 +109,12 @@ KernelArguments& KernelArguments::none(int count) {
 }
 
 KernelArguments& KernelArguments::list_of_none(int count) {
-  const auto& list = lists_.emplace_back(std::make_shared<List>());
+  const auto list = std::make_shared<List>();
   list->values.resize(static_cast<size_t>(count));
   list->data = list->values.data();
   list->size = list->capacity = count;
-  Value& value = values_.emplace_back();
-  value.kind = kList;
-  value.pointer = list.get();
+  kept_.push_back(list);
+  values_.push_back({.kind = kList, .pointer = list.get()});
   return *this;
 }
 

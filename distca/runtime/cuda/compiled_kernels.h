@@ -14,7 +14,6 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -49,10 +48,6 @@ inline constexpr std::array<const char*, 5> kKernelSteps = {
 /// The values that a kernel is called with. Tensors must live until the call.
 class KernelArguments {
  public:
-  KernelArguments() = default;
-  KernelArguments(const KernelArguments&) = delete;
-  KernelArguments& operator=(const KernelArguments&) = delete;
-
   /// A tensor where it lies; none if it is undefined.
   KernelArguments& add(const at::Tensor& tensor);
   KernelArguments& number(double value);
@@ -75,8 +70,7 @@ class KernelArguments {
   struct Tensor;  // DLTensor, and its sizes
   struct List;    // a TVM FFI array
   std::vector<Value> values_;
-  std::deque<std::shared_ptr<Tensor>> tensors_;
-  std::deque<std::shared_ptr<List>> lists_;
+  std::vector<std::shared_ptr<void>> kept_;  // the memory that values point to
 };
 
 class CompiledKernels {

@@ -25,10 +25,9 @@ class FlashOperator final : public VarlenOperator {
  public:
   explicit FlashOperator(double softmax_scale) : softmax_scale_(softmax_scale) {}
 
-  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists& lists,
-                                            const at::Tensor& q, const at::Tensor& k,
-                                            const at::Tensor& v,
+  std::pair<at::Tensor, at::Tensor> forward(const LaunchInput& input,
                                             const at::Tensor& /*place*/) const override {
+    const auto& [launch, lists, q, k, v] = input;
     const Numbers n(launch, lists);
     auto result = at::_flash_attention_forward(
         q, k, v, n.cu_seqlens_q, n.key_starts, n.max_queries, launch.max_keys,
@@ -37,9 +36,9 @@ class FlashOperator final : public VarlenOperator {
     return {std::get<0>(result), std::get<1>(result)};
   }
 
-  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const LaunchLists& lists,
-                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+  std::array<at::Tensor, 3> backward(const LaunchInput& input,
                                      const OutputGradient& of_o) const override {
+    const auto& [launch, lists, q, k, v] = input;
     const Numbers n(launch, lists);
     // The state of a random generator, which is read with a dropout alone: any memory will do.
     if (!no_random_.defined()) no_random_ = at::empty({2}, q.options().dtype(at::kUInt64));
@@ -81,83 +80,77 @@ class EfficientOperator final : public VarlenOperator {
  public:
   explicit EfficientOperator(const Shape& shape) : shape_(shape) {}
 
-  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists&,
-                                            const at::Tensor& q, const at::Tensor& k,
-                                            const at::Tensor& v,
+  std::pair<at::Tensor, at::Tensor> forward(const LaunchInput& input,
                                             const at::Tensor& /*place*/) const override {
+    const auto& [launch, lists, q, k, v] = input;
     const at::Tensor all_o =
         at::empty({q.size(0), shape_.num_heads, shape_.head_dim_v}, q.options());
     const at::Tensor all_lse = at::empty({shape_.num_heads, q.size(0)}, q.options());
     for (int64_t b = 0; b < launch.sequences(); ++b) {
-      const Sequence s(launch, b);
+      const Range queries = launch.queries_of(b), keys = launch.keys_of(b);
       const auto result = at::_efficient_attention_forward(
-          of_queries(q, s), of_keys(k, s), of_keys(v, s), /*bias=*/std::nullopt,
+          of_queries(q, queries), of_keys(k, keys), of_keys(v, keys), /*bias=*/std::nullopt,
           /*cu_seqlens_q=*/std::nullopt, /*cu_seqlens_k=*/std::nullopt,
           /*max_seqlen_q=*/std::nullopt, /*max_seqlen_k=*/std::nullopt, /*dropout_p=*/0.0,
           mask_type(launch), /*compute_log_sumexp=*/true, shape_.softmax_scale);
-      of_queries(all_o, s).copy_(std::get<0>(result));
-      of_numbers(all_lse, s).copy_(std::get<1>(result).narrow(2, 0, s.queries.size()));
+      of_queries(all_o, queries).copy_(std::get<0>(result));
+      of_numbers(all_lse, queries).copy_(std::get<1>(result).narrow(2, 0, queries.size()));
     }
     return {all_o, all_lse};
   }
 
-  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const LaunchLists&,
-                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+  std::array<at::Tensor, 3> backward(const LaunchInput& input,
                                      const OutputGradient& of_o) const override {
+    const auto& [launch, lists, q, k, v] = input;
     const at::Tensor all_dq = at::empty(q.sizes(), q.options());
     const at::Tensor all_dk = at::empty(k.sizes(), k.options());
     const at::Tensor all_dv = at::empty(v.sizes(), v.options());
     const at::Tensor no_random = at::empty({}, q.options().dtype(at::kLong));
     for (int64_t b = 0; b < launch.sequences(); ++b) {
-      const Sequence s(launch, b);
-      if (s.queries.empty()) continue;
+      const Range queries = launch.queries_of(b), keys = launch.keys_of(b);
+      if (queries.empty()) continue;
       const auto [dq, dk, dv, bias] = at::_efficient_attention_backward(
-          of_queries(of_o.d_o, s), of_queries(q, s), of_keys(k, s), of_keys(v, s),
-          /*bias=*/std::nullopt, of_queries(of_o.o, s).contiguous(), /*cu_seqlens_q=*/std::nullopt,
-          /*cu_seqlens_k=*/std::nullopt, s.queries.size(), s.keys.size(), padded(of_o.lse, s),
+          of_queries(of_o.d_o, queries), of_queries(q, queries), of_keys(k, keys), of_keys(v, keys),
+          /*bias=*/std::nullopt, of_queries(of_o.o, queries).contiguous(),
+          /*cu_seqlens_q=*/std::nullopt, /*cu_seqlens_k=*/std::nullopt, queries.size(), keys.size(),
+          padded(of_o.lse, queries),
           /*dropout_p=*/0.0, no_random, no_random, mask_type(launch), /*bias_requires_grad=*/false,
           shape_.softmax_scale);
-      of_queries(all_dq, s).copy_(dq);
-      all_dk.narrow(0, s.keys.begin, s.keys.size()).copy_(dk.sum(0));
-      all_dv.narrow(0, s.keys.begin, s.keys.size()).copy_(dv.sum(0));
+      of_queries(all_dq, queries).copy_(dq);
+      all_dk.narrow(0, keys.begin, keys.size()).copy_(dk.sum(0));
+      all_dv.narrow(0, keys.begin, keys.size()).copy_(dv.sum(0));
     }
     return {all_dq, all_dk, all_dv};
   }
 
  private:
-  struct Sequence {
-    Sequence(const VarlenLaunch& launch, int64_t b)
-        : queries{launch.cu_seqlens_q[b], launch.cu_seqlens_q[b + 1]},
-          keys{launch.key_starts[b], launch.key_starts[b] + launch.keys_used[b]} {}
-    Range queries, keys;  // rows
-  };
-
   int64_t group() const { return shape_.num_heads / shape_.num_kv_heads; }
   /// None, or causal from the bottom right.
   static int64_t mask_type(const VarlenLaunch& launch) { return launch.right_limited ? 2 : 0; }
 
-  at::Tensor of_queries(const at::Tensor& rows, const Sequence& s) const {
-    return rows.narrow(0, s.queries.begin, s.queries.size())
+  at::Tensor of_queries(const at::Tensor& rows, const Range& queries) const {
+    return rows.narrow(0, queries.begin, queries.size())
         .unflatten(1, {shape_.num_kv_heads, group()})
         .permute({2, 0, 1, 3});
   }
-  at::Tensor of_keys(const at::Tensor& rows, const Sequence& s) const {
-    const at::Tensor keys = rows.narrow(0, s.keys.begin, s.keys.size());
-    return keys.unsqueeze(0).expand({group(), keys.size(0), keys.size(1), keys.size(2)});
+  at::Tensor of_keys(const at::Tensor& rows, const Range& keys) const {
+    return rows.narrow(0, keys.begin, keys.size())
+        .unsqueeze(0)
+        .expand({group(), keys.size(), rows.size(1), rows.size(2)});
   }
   /// [group, G, tokens] of [H, rows].
-  at::Tensor of_numbers(const at::Tensor& lse, const Sequence& s) const {
-    return lse.narrow(1, s.queries.begin, s.queries.size())
+  at::Tensor of_numbers(const at::Tensor& lse, const Range& queries) const {
+    return lse.narrow(1, queries.begin, queries.size())
         .unflatten(0, {shape_.num_kv_heads, group()})
         .permute({1, 0, 2});
   }
   /// The backward reads LSE in tiles of 32 rows, those beyond the end infinite.
-  at::Tensor padded(const at::Tensor& lse, const Sequence& s) const {
+  at::Tensor padded(const at::Tensor& lse, const Range& queries) const {
     constexpr int64_t kTile = 32;
-    const int64_t tokens = s.queries.size();
+    const int64_t tokens = queries.size();
     const at::Tensor all = at::full({group(), shape_.num_kv_heads, round_up(tokens, kTile)},
                                     std::numeric_limits<double>::infinity(), lse.options());
-    all.narrow(2, 0, tokens).copy_(of_numbers(lse, s));
+    all.narrow(2, 0, tokens).copy_(of_numbers(lse, queries));
     return all;
   }
 
@@ -175,16 +168,13 @@ class MeasuredOperator final : public VarlenOperator {
   int64_t query_tile(const VarlenLaunch& launch) const override {
     return of_backward(launch).query_tile(launch);
   }
-  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists& lists,
-                                            const at::Tensor& q, const at::Tensor& k,
-                                            const at::Tensor& v,
+  std::pair<at::Tensor, at::Tensor> forward(const LaunchInput& input,
                                             const at::Tensor& place) const override {
-    return chosen(measured_.forward, launch.max_queries).forward(launch, lists, q, k, v, place);
+    return chosen(measured_.forward, input.launch.max_queries).forward(input, place);
   }
-  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const LaunchLists& lists,
-                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+  std::array<at::Tensor, 3> backward(const LaunchInput& input,
                                      const OutputGradient& of_o) const override {
-    return of_backward(launch).backward(launch, lists, q, k, v, of_o);
+    return of_backward(input.launch).backward(input, of_o);
   }
 
  private:

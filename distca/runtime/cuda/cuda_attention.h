@@ -51,8 +51,8 @@ std::unique_ptr<VarlenOperator> fused_operator(const kernels::Shape& shape, Scal
 void cuda_prepare(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
                   int cuda_device, Pass pass, TaskLaunches* launches, const Flash4& flash4 = {});
 
-/// Do what aten_forward and aten_backward do. Both return the bytes that they copied: gathered
-/// keys, packed rows, and O and LSE that were put where they belong.
+/// Do what aten_forward and aten_backward do on a CPU. Both return the bytes that they copied:
+/// gathered keys, packed rows, and O and LSE that were put where they belong.
 int64_t cuda_forward(const kernels::Shape& shape, ScalarType type, ScalarType o_type,
                      const kernels::TaskList& list, int cuda_device,
                      TaskLaunches* launches = nullptr, const Flash4& flash4 = {});

@@ -19,7 +19,7 @@
 #include "distca/comm/aten_types.h"
 #include "distca/kernels/attention_testing.h"
 #include "distca/kernels/merge.h"
-#include "distca/runtime/aten_attention.h"
+#include "distca/runtime/attention_kernel.h"
 #include "distca/runtime/cuda/compiled_kernels.h"
 #include "distca/runtime/cuda/flash4_testing.h"
 
@@ -333,13 +333,13 @@ TEST_P(CudaAttentionTest, partial_keys_with_the_global_lse_add_up_to_the_whole) 
       const OnDevice part(results);
       TaskList list = part.list({doc.all_queries()});
       list.tasks[0].keys = doc.key_ranges(keys);
-      aten_forward(c.shape, c.type, list, kDevice, partial);
+      cuda_forward(c.shape, c.type, partial, list, kDevice);
       part.copy_back();
     }
     std::swap(results.o, o[i]), std::swap(results.lse, lse[i]);
     TaskList list = device.list({doc.all_queries()});
     list.tasks[0].keys = doc.key_ranges(keys);
-    aten_backward(c.shape, c.type, list, kDevice);
+    cuda_backward(c.shape, c.type, list, kDevice);
     parts.push_back({o[i].rows(), partial, lse[i].rows()});
   }
   device.copy_back();
@@ -360,7 +360,7 @@ TEST_P(CudaAttentionTest, keys_in_one_memory_are_not_copied) {
   Document doc(c);
   const OnDevice device(doc);
   const int64_t o_and_lse = 4 * (16 * element_bytes(c.type) + 4);
-  EXPECT_EQ(aten_forward(c.shape, c.type, device.list({{0, 128}, {128, 260}}), kDevice),
+  EXPECT_EQ(cuda_forward(c.shape, c.type, c.type, device.list({{0, 128}, {128, 260}}), kDevice),
             260 * o_and_lse);
 }
 
@@ -369,13 +369,13 @@ TEST(CudaAttention, a_softcap_is_refused_by_name_before_a_device_is_touched) {
   c.shape.softcap = 50;
   for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
     try {
-      aten_forward(c.shape, type, {}, kDevice);
+      cuda_forward(c.shape, type, type, {}, kDevice);
       FAIL() << "not refused";
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kConfig);
       EXPECT_THAT(error.what(), ::testing::StartsWith("softcap = 50: "));
     }
-    EXPECT_THROW(aten_backward(c.shape, type, {}, kDevice), Error);
+    EXPECT_THROW(cuda_backward(c.shape, type, {}, kDevice), Error);
   }
 }
 
@@ -383,7 +383,9 @@ TEST(CudaAttention, tasks_on_a_device_are_dispatched_to_it) {
   if (at::hasCUDA()) GTEST_SKIP() << "a device is there";
   const Case c{.type = ScalarType::kBFloat16, .q_tokens = 4, .k_tokens = 4};
   Document doc(c);
-  EXPECT_THROW(aten_forward(c.shape, c.type, doc.list(), kDevice), c10::Error);
+  AttentionKernel kernel(
+      {.choice = KernelChoice::kAten, .shape = c.shape, .type = c.type, .cuda_device = kDevice});
+  EXPECT_THROW(kernel.forward(c.type, doc.list()), c10::Error);
 }
 
 }  // namespace

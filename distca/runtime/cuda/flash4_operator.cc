@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <numbers>
@@ -11,6 +10,7 @@
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
 #include "distca/runtime/cuda/compiled_kernels.h"
+#include "distca/runtime/cuda/scratch_tensors.h"
 #include "distca/runtime/cuda/varlen_attention.h"
 
 namespace distca {
@@ -42,47 +42,6 @@ void add_window(const VarlenLaunch& launch, KernelArguments& arguments) {
   }
 }
 
-/// Contiguous tensors in one piece of memory, which lives as long as one of them.
-class Pieces {
- public:
-  void want(at::Tensor& tensor, at::ScalarType type, std::vector<int64_t> sizes) {
-    wanted_.push_back({&tensor, type, std::move(sizes), bytes_});
-    const auto bytes = static_cast<int64_t>(c10::elementSize(type));
-    bytes_ += round_up(c10::multiply_integers(wanted_.back().sizes) * bytes, kAlignment);
-  }
-  /// `make`: at::empty or at::zeros.
-  template <typename Make>
-  void make(const at::TensorOptions& options, const Make& make) {
-    const at::Tensor memory = make({bytes_}, options.dtype(at::kByte));
-    auto* const begin = static_cast<std::byte*>(memory.data_ptr());
-    for (const auto& [tensor, type, sizes, offset] : wanted_) {
-      *tensor = at::for_blob(begin + offset, sizes)
-                    .deleter([memory](void*) {})
-                    .options(options.dtype(type))
-                    .target_device(options.device())
-                    .make_tensor();
-    }
-  }
-
- private:
-  static constexpr int64_t kAlignment = 128;
-  struct Wanted {
-    at::Tensor* tensor;
-    at::ScalarType type;
-    std::vector<int64_t> sizes;
-    int64_t offset;
-  };
-  int64_t bytes_ = 0;
-  std::vector<Wanted> wanted_;
-};
-
-const auto kEmpty = [](at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return at::empty(sizes, options);
-};
-const auto kZeros = [](at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return at::zeros(sizes, options);
-};
-
 class Flash4Operator final : public VarlenOperator {
  public:
   Flash4Operator(const Shape& shape, const CompiledKernels& kernels)
@@ -93,16 +52,15 @@ class Flash4Operator final : public VarlenOperator {
 
   LaunchLimits limits() const override { return kernels::kFlash4Limits; }
 
-  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists& lists,
-                                            const at::Tensor& q, const at::Tensor& k,
-                                            const at::Tensor& v,
+  std::pair<at::Tensor, at::Tensor> forward(const LaunchInput& input,
                                             const at::Tensor& place) const override {
+    const auto& [launch, lists, q, k, v] = input;
     at::Tensor o = place, lse;
-    Pieces results;
+    ScratchTensors results;
     if (!place.defined())
       results.want(o, q.scalar_type(), {q.size(0), shape_.num_heads, shape_.head_dim_v});
     results.want(lse, at::kFloat, {shape_.num_heads, q.size(0)});
-    results.make(q.options(), kEmpty);
+    results.make(q.device());
     KernelArguments arguments;
     arguments.add(q).add(k).add(v).add(o).add(lse).number(shape_.softmax_scale);
     arguments.add(lists[0]).add(lists[1]).none().add(lists[2]).none();
@@ -116,10 +74,10 @@ class Flash4Operator final : public VarlenOperator {
     return kernels_.tiles(mask_of(launch)).first;
   }
 
-  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const LaunchLists& lists,
-                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+  std::array<at::Tensor, 3> backward(const LaunchInput& input,
                                      const OutputGradient& of_o) const override {
-    const Sums sums(*this, launch, lists, q, k, v, of_o);
+    const auto& [launch, lists, q, k, v] = input;
+    const Sums sums(*this, input, of_o);
     // The kernel reads q and k before the one that was launched before it has ended: that one is
     // Sums' last operator, which writes neither.
     KernelArguments main;
@@ -134,13 +92,13 @@ class Flash4Operator final : public VarlenOperator {
         stream_of(q));
 
     at::Tensor dq, dk = sums.dk, dv = sums.dv;
-    Pieces results;
+    ScratchTensors results;
     results.want(dq, q.scalar_type(), q.sizes().vec());
     if (group() > 1) {
       results.want(dk, k.scalar_type(), k.sizes().vec());
       results.want(dv, v.scalar_type(), v.sizes().vec());
     }
-    results.make(q.options(), kEmpty);
+    results.make(q.device());
     convert(sums.mask, KernelStep::kBehindBackwardQ, sums.dq, dq, shape_.softmax_scale, lists[0]);
     if (group() == 1) return {dq, dk, dv};
     convert(sums.mask, KernelStep::kBehindBackwardKv, sums.dk, dk, shape_.softmax_scale, lists[1]);
@@ -152,9 +110,9 @@ class Flash4Operator final : public VarlenOperator {
   /// Memory in which backward adds up, in fp32, with each sequence's rows from a block's begin on,
   /// and what it reads of the output likewise. Rows of padding have the probability 0.
   struct Sums {
-    Sums(const Flash4Operator& of, const VarlenLaunch& launch, const LaunchLists& lists,
-         const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OutputGradient& of_o)
-        : mask(mask_of(launch)) {
+    Sums(const Flash4Operator& of, const LaunchInput& input, const OutputGradient& of_o)
+        : mask(mask_of(input.launch)) {
+      const auto& [launch, lists, q, k, v] = input;
       const auto [query_tile, key_tile] = of.kernels_.tiles(mask);
       const int64_t heads = of.shape_.num_heads, key_heads = of.shape_.num_kv_heads,
                     head_dim = of.shape_.head_dim_qk, sequences = launch.sequences();
@@ -167,7 +125,7 @@ class Flash4Operator final : public VarlenOperator {
         most_keys = std::max<int64_t>(most_keys, launch.key_starts[b + 1] - launch.key_starts[b]);
       const int64_t query_blocks = ceil_div(launch.max_queries, query_tile),
                     key_blocks = ceil_div(most_keys, key_tile);
-      Pieces zeros;
+      ScratchTensors zeros;
       zeros.want(dq, at::kFloat, {heads, rows * head_dim});
       if (shares_keys) {
         zeros.want(dk, at::kFloat, {key_heads, keys * head_dim});
@@ -180,12 +138,12 @@ class Flash4Operator final : public VarlenOperator {
           zeros.want(dv_order, at::kInt, {sequences, key_heads, key_blocks, 2});
         }
       }
-      zeros.make(q.options(), kZeros);
+      zeros.make(q.device(), /*zeros=*/true);
       if (!shares_keys) {  // these are the results
-        Pieces results;
+        ScratchTensors results;
         results.want(dk, k.scalar_type(), k.sizes().vec());
         results.want(dv, v.scalar_type(), v.sizes().vec());
-        results.make(q.options(), kEmpty);
+        results.make(q.device());
       }
       // Where the logarithm is infinite, the probability is 0, whatever delta is.
       delta = at::index_select(of_o.delta, 1, lists[3]);

@@ -14,19 +14,10 @@
 
 namespace distca {
 
-/// Rows [from, from + tokens) of a buffer that are rows [row, row + tokens) of a launch.
-struct Run {
-  int64_t buffer;
-  int64_t from;
-  int64_t tokens;
-  int64_t row;
-};
-
 /// A launch, and where its rows come from and go to.
 struct PlayedLaunch {
   kernels::VarlenLaunch launch;
-  std::vector<Run> queries;
-  std::vector<Run> gradients;  // rows of dK and dV that it adds to
+  std::vector<kernels::RowRun> queries;
   bool queries_overlap = false, gradients_overlap = false;
   LaunchLists lists{};
 };
@@ -43,9 +34,9 @@ struct TaskLaunches::Made {
   void follow(const at::Device& device) const;
 
   std::vector<bool> aligned;  // the result of aligned_keys()
-  std::vector<Run> gathered;  // keys, by the rows that they get
+  std::vector<kernels::RowRun> gathered;
   int64_t gathered_rows;
-  std::vector<Run> without_keys;
+  std::vector<kernels::RowRun> without_keys;
   std::vector<PlayedLaunch> launches;
   DeviceMark brought;  // null on a CPU
 };

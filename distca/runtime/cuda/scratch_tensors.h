@@ -1,57 +1,58 @@
 #pragma once
-// Tensors of several sizes in one piece of memory: one allocation, however many there are. Include
-// <ATen/ATen.h> before this header. Thread rule: one thread.
+// Contiguous tensors of several sizes in one piece of memory, which lives as long as one of them:
+// one allocation, however many there are. Include <ATen/ATen.h> before this header. Thread rule:
+// one thread.
 //
 //     at::Tensor q, k;
-//     ScratchTensors scratch(cuda_device);
+//     ScratchTensors scratch;
 //     scratch.want(q, type, {rows, heads, dim}), scratch.want(k, type, {rows, heads, dim});
-//     scratch.make();  // q and k are valid now, as long as `scratch` lives; their numbers are not
-//     set
+//     scratch.make(device);  // q and k are valid now; their numbers are not set
 
-#include <array>
 #include <cstdint>
+#include <functional>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "distca/base/integers.h"
-#include "distca/comm/aten_types.h"
-#include "distca/runtime/tensor_rows.h"
 
 namespace distca {
 
 class ScratchTensors {
  public:
-  /// -1 is the CPU.
-  explicit ScratchTensors(int cuda_device) : cuda_device_(cuda_device) {}
-
   /// `tensor` must live until make().
-  void want(at::Tensor& tensor, ScalarType type, const std::array<int64_t, 3>& sizes) {
-    wanted_.push_back({&tensor, type, sizes, bytes_});
-    const int64_t numbers = sizes[0] * sizes[1] * sizes[2];
-    bytes_ += round_up(numbers * element_bytes(type), kAlignment);
+  void want(at::Tensor& tensor, at::ScalarType type, std::vector<int64_t> sizes) {
+    const int64_t numbers =
+        std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+    wanted_.push_back({&tensor, type, std::move(sizes), bytes_});
+    bytes_ += round_up(numbers * static_cast<int64_t>(c10::elementSize(type)), kAlignment);
   }
-  void make() {
+  /// `zeros`: all numbers are 0.
+  void make(const at::Device& device, bool zeros = false) {
     if (bytes_ == 0) return;
-    memory_ = at::empty({bytes_}, at::dtype(at::kByte).device(aten_device(cuda_device_)));
-    auto* const begin = static_cast<std::byte*>(memory_.data_ptr());
+    const at::TensorOptions options = at::TensorOptions(device).dtype(at::kByte);
+    const at::Tensor memory = zeros ? at::zeros({bytes_}, options) : at::empty({bytes_}, options);
+    auto* const begin = static_cast<std::byte*>(memory.data_ptr());
     for (const auto& [tensor, type, sizes, offset] : wanted_) {
-      *tensor = tensor_of(begin + offset, type, {sizes[0], sizes[1], sizes[2]},
-                          {sizes[1] * sizes[2], sizes[2], 1}, cuda_device_);
+      *tensor = at::for_blob(begin + offset, sizes)
+                    .deleter([memory](void*) {})
+                    .options(options.dtype(type))
+                    .target_device(device)
+                    .make_tensor();
     }
   }
 
  private:
-  static constexpr int64_t kAlignment = 64;
+  static constexpr int64_t kAlignment = 128;
   struct Wanted {
     at::Tensor* tensor;
-    ScalarType type;
-    std::array<int64_t, 3> sizes;
+    at::ScalarType type;
+    std::vector<int64_t> sizes;
     int64_t offset;
   };
 
-  int cuda_device_;
   int64_t bytes_ = 0;
   std::vector<Wanted> wanted_;
-  at::Tensor memory_;
 };
 
 }  // namespace distca

@@ -15,56 +15,29 @@
 namespace distca {
 namespace {
 
-using kernels::PlacedKeys;
 using kernels::QueryPiece;
+using kernels::RowRun;
 using kernels::TaskList;
 using kernels::VarlenLaunch;
 using kernels::VarlenPlan;
 
 /// Returns true if two runs have a row of a buffer in common.
-bool overlap(std::vector<Run> runs) {
-  std::ranges::sort(runs, {}, [](const Run& run) { return std::pair(run.buffer, run.from); });
-  for (size_t i = 1; i < runs.size(); ++i) {
-    if (runs[i - 1].buffer == runs[i].buffer &&
-        runs[i - 1].from + runs[i - 1].tokens > runs[i].from)
-      return true;
-  }
-  return false;
-}
-
-/// The rows of a launch's pieces, those that adjoin in a buffer as one.
-std::vector<Run> query_runs(const TaskList& list, const VarlenLaunch& launch) {
-  std::vector<Run> runs;
-  int64_t row = 0;
-  for (const QueryPiece& piece : launch.pieces) {
-    const kernels::Task& task = list.tasks[piece.task];
-    const int64_t from = task.q_row + piece.queries.begin - task.q_position;
-    const int64_t tokens = piece.queries.size();
-    if (!runs.empty() && runs.back().buffer == task.query_buffer &&
-        runs.back().from + runs.back().tokens == from) {
-      runs.back().tokens += tokens;
-    } else {
-      runs.push_back({task.query_buffer, from, tokens, row});
-    }
-    row += tokens;
-  }
-  return runs;
-}
-
-std::vector<Run> key_runs(const std::vector<PlacedKeys>& placed) {
-  std::vector<Run> runs;
-  for (const auto& [keys, row] : placed) runs.push_back({keys.buffer, keys.row, keys.tokens, row});
-  return runs;
+bool overlap(std::vector<RowRun> runs) {
+  std::ranges::sort(runs, {}, [](const RowRun& run) { return std::pair(run.buffer, run.from); });
+  const auto meets = [](const RowRun& run, const RowRun& next) {
+    return run.buffer == next.buffer && run.from + run.tokens > next.from;
+  };
+  return std::ranges::adjacent_find(runs, meets) != runs.end();
 }
 
 /// Tasks, or parts of them, that see no key.
-std::vector<Run> runs_without_keys(const TaskList& list, const VarlenPlan& plan) {
+std::vector<RowRun> runs_without_keys(const TaskList& list, const VarlenPlan& plan) {
   std::vector<int64_t> missing;
   for (const kernels::Task& task : list.tasks) missing.push_back(task.q_tokens);
   for (const VarlenLaunch& launch : plan.launches) {
     for (const QueryPiece& piece : launch.pieces) missing[piece.task] -= piece.queries.size();
   }
-  std::vector<Run> runs;
+  std::vector<RowRun> runs;
   for (size_t i = 0; i < missing.size(); ++i) {
     const kernels::Task& task = list.tasks[i];
     if (missing[i] > 0) runs.push_back({task.query_buffer, task.q_row, task.q_tokens, 0});
@@ -107,7 +80,7 @@ void bring_lists(std::vector<PlayedLaunch>& launches, const QueryTile& query_til
   const auto next = [&](int64_t size) {
     return brought.narrow(0, std::exchange(begin, begin + size), size);
   };
-  for (auto& [launch, queries, gradients, queries_overlap, gradients_overlap, lists] : launches) {
+  for (auto& [launch, queries, queries_overlap, gradients_overlap, lists] : launches) {
     lists[0] = next(launch.sequences() + 1);
     lists[1] = next(launch.sequences() + 1);
     lists[2] = next(launch.sequences());
@@ -124,15 +97,14 @@ void bring_lists(std::vector<PlayedLaunch>& launches, const QueryTile& query_til
 TaskLaunches::Made::Made(const TaskList& list, VarlenPlan plan, std::vector<bool> aligned_in,
                          const QueryTile& query_tile, const at::Device& device)
     : aligned(std::move(aligned_in)),
-      gathered(key_runs(plan.gathered)),
+      gathered(plan.gathered),
       gathered_rows(plan.gathered_rows()),
       without_keys(runs_without_keys(list, plan)) {
   for (VarlenLaunch& launch : plan.launches) {
     PlayedLaunch& played = launches.emplace_back(PlayedLaunch{std::move(launch)});
     played.queries = query_runs(list, played.launch);
-    played.gradients = key_runs(played.launch.gradients);
     played.queries_overlap = overlap(played.queries);
-    played.gradients_overlap = overlap(played.gradients);
+    played.gradients_overlap = overlap(played.launch.gradients);
   }
   bring_lists(launches, query_tile, device);
   if (device.is_cpu()) return;
@@ -142,10 +114,5 @@ TaskLaunches::Made::Made(const TaskList& list, VarlenPlan plan, std::vector<bool
 void TaskLaunches::Made::follow(const at::Device& device) const {
   if (brought) distca::follow(current_stream(device), brought);
 }
-
-TaskLaunches::TaskLaunches() = default;
-TaskLaunches::~TaskLaunches() = default;
-TaskLaunches::TaskLaunches(TaskLaunches&&) noexcept = default;
-TaskLaunches& TaskLaunches::operator=(TaskLaunches&&) noexcept = default;
 
 }  // namespace distca

@@ -20,18 +20,13 @@ namespace distca {
 
 class TaskLaunches {
  public:
-  TaskLaunches();
-  ~TaskLaunches();
-  TaskLaunches(TaskLaunches&&) noexcept;
-  TaskLaunches& operator=(TaskLaunches&&) noexcept;
-
   /// How often it was made: once, unless rows have turned out to be aligned in another way.
   int64_t times_made() const { return times_made_; }
 
  private:
   friend class VarlenPlayer;
   struct Made;
-  std::unique_ptr<Made> made_;
+  std::shared_ptr<const Made> made_;  // copies have it in common
   int64_t times_made_ = 0;
 };
 

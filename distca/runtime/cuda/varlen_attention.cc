@@ -18,8 +18,10 @@
 namespace distca {
 namespace {
 
+using kernels::KeyBuffer;
 using kernels::kGathered;
 using kernels::QueryBuffer;
+using kernels::RowRun;
 using kernels::Rows;
 using kernels::Shape;
 using kernels::TaskList;
@@ -27,23 +29,23 @@ using kernels::VarlenLaunch;
 
 }  // namespace
 
+/// A list that is played; its first members are the caller's.
 class VarlenPlayer {
  public:
-  VarlenPlayer(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
-               const VarlenOperator& op, TaskLaunches* launches)
-      : op_(op),
-        shape_(shape),
-        type_(type),
-        list_(list),
-        accumulator_(kernels::accumulator_type(type)),
-        cuda_device_(cuda_device),
-        device_(aten_device(cuda_device)),
-        device_guard_(device_),
-        launches_(launches == nullptr ? own_launches_ : *launches),
-        moves_(cuda_device) {
-    DISTCA_CHECK(shape.num_heads <= kernels::kMostSequences, "{} heads: a launch has at most {}",
-                 shape.num_heads, kernels::kMostSequences);
-  }
+  const Shape& shape;
+  const ScalarType type;
+  const TaskList& list;
+  const int cuda_device;
+  const VarlenOperator& op;
+  TaskLaunches* const kept_launches;  // null if they are made for this call
+  const ScalarType accumulator = kernels::accumulator_type(type);
+  const at::Device device = aten_device(cuda_device);
+  c10::InferenceMode no_autograd{};
+  c10::DeviceGuard device_guard{device};
+  TaskLaunches own_launches{};
+  RowMoves moves{cuda_device};
+  ScratchTensors scratch{};
+  at::Tensor gathered_k{}, gathered_v{};
 
   void prepare(Pass pass) {
     pass == Pass::kForward ? made_by(kernels::plan_forward_launches) : made_for_backward();
@@ -52,64 +54,58 @@ class VarlenPlayer {
   int64_t forward(ScalarType o_type) {
     const Made& made = made_by(kernels::plan_forward_launches);
     fill_rows_without_keys(made, o_type);
-    ScratchTensors scratch(cuda_device_);
-    Keys gathered;
-    std::vector<at::Tensor> q(made.launches.size());
-    want_keys(made, gathered, scratch);
-    for (size_t i = 0; i < q.size(); ++i)
-      want_packed(made.launches[i], &QueryBuffer::q, shape_.head_dim_qk, q[i], scratch);
-    scratch.make();
-    gather(made, gathered);
-    for (size_t i = 0; i < q.size(); ++i)
-      pack(made.launches[i].queries, &QueryBuffer::q, type_, shape_.head_dim_qk, q[i]);
-    moves_.play();
+    const size_t count = made.launches.size();
+    std::vector<at::Tensor> q(count);
+    want_keys(made);
+    for (size_t i = 0; i < count; ++i)
+      want(made.launches[i], &QueryBuffer::q, shape.head_dim_qk, q[i]);
+    scratch.make(device);
+    gather(made);
+    for (size_t i = 0; i < count; ++i)
+      pack(made.launches[i].queries, &QueryBuffer::q, shape.head_dim_qk, q[i]);
+    moves.play();
     std::vector<at::Tensor> results;  // until they have been put in their places
-    for (size_t i = 0; i < q.size(); ++i) {
+    for (size_t i = 0; i < count; ++i) {
       const PlayedLaunch& played = made.launches[i];
-      const Keys keys = keys_of(played.launch, gathered);
       at::Tensor place;  // where the operator may write O
-      if (o_type == type_ && lie_in_place(played.queries, &QueryBuffer::o))
-        place = queries(played.queries[0], &QueryBuffer::o, type_, shape_.head_dim_v);
-      const auto [o, lse] = op_.forward(played.launch, played.lists, q[i], keys.k, keys.v, place);
+      if (o_type == type && lie_in_place(played.queries, &QueryBuffer::o, shape.head_dim_v))
+        place = queries(played.queries[0], &QueryBuffer::o, type, shape.head_dim_v);
+      const auto [o, lse] = op.forward(input(played, q[i]), place);
       results.push_back(o);
-      for (const Run& run : played.queries) {
+      for (const RowRun& run : played.queries) {
         if (o.is_same(place)) break;
-        moves_.copy(queries(run, &QueryBuffer::o, o_type, shape_.head_dim_v),
-                    rows_at(o, run.row, run.tokens));
+        moves.copy(queries(run, &QueryBuffer::o, o_type, shape.head_dim_v),
+                   rows_at(o, run.row, run.tokens));
       }
       put_lse(played, lse, results);
     }
-    moves_.play();
-    return moves_.copied_bytes();
+    moves.play();
+    return moves.copied_bytes();
   }
 
   int64_t backward() {
     const Made& made = made_for_backward();
     const size_t count = made.launches.size();
-    ScratchTensors scratch(cuda_device_);
-    Keys gathered;
     std::vector<at::Tensor> q(count), lse(count);
     Gradients of_o;
-    want_keys(made, gathered, scratch);
+    want_keys(made);
     for (size_t i = 0; i < count; ++i) {
-      want_packed(made.launches[i], &QueryBuffer::q, shape_.head_dim_qk, q[i], scratch);
-      want_numbers(made.launches[i], lse[i], scratch);
+      want(made.launches[i], &QueryBuffer::q, shape.head_dim_qk, q[i]);
+      want(made.launches[i], &QueryBuffer::lse, 1, lse[i]);
     }
-    want_gradients(made, of_o, scratch);
-    scratch.make();
-    gather(made, gathered);
+    want_gradients(made, of_o);
+    scratch.make(device);
+    gather(made);
     for (size_t i = 0; i < count; ++i) {
-      const std::vector<Run>& runs = made.launches[i].queries;
-      pack(runs, &QueryBuffer::q, type_, shape_.head_dim_qk, q[i]);
-      if (runs.size() > 1) pack(runs, &QueryBuffer::lse, accumulator_, 1, lse[i]);
+      pack(made.launches[i].queries, &QueryBuffer::q, shape.head_dim_qk, q[i]);
+      pack(made.launches[i].queries, &QueryBuffer::lse, 1, lse[i]);
     }
     pack_gradients(made, of_o);
-    moves_.play();
+    moves.play();
     if (of_o.o.defined()) aten_output_from_delta(of_o.d_o, of_o.delta, of_o.o);
     int64_t first = 0;  // row of the launch, among those of all
     for (size_t i = 0; i < count; ++i) {
       const PlayedLaunch& played = made.launches[i];
-      const Keys keys = keys_of(played.launch, gathered);
       const int64_t rows = played.launch.query_rows();
       OutputGradient gradient{.d_o = rows_at(of_o.d_o, first, rows),
                               .lse = heads_first(lse[i]).contiguous()};
@@ -118,19 +114,14 @@ class VarlenPlayer {
       } else {
         gradient.o = rows_at(of_o.o, first, rows);
       }
-      const auto gradients =
-          op_.backward(played.launch, played.lists, q[i], keys.k, keys.v, gradient);
-      add(played, gradients);
+      add(played, op.backward(input(played, q[i]), gradient));
       first += rows;
     }
-    return moves_.copied_bytes();
+    return moves.copied_bytes();
   }
 
  private:
   using Made = TaskLaunches::Made;
-  struct Keys {
-    at::Tensor k, v;
-  };
   /// dO, delta and, if an operator asks for it, O of all launches, one after another.
   struct Gradients {
     at::Tensor d_o, delta, o;
@@ -138,129 +129,126 @@ class VarlenPlayer {
 
   template <typename Plan>
   const Made& made_by(const Plan& plan, const QueryTile& query_tile = nullptr) {
-    std::vector<bool> aligned = kernels::aligned_keys(type_, list_);
-    std::unique_ptr<Made>& made = launches_.made_;
+    DISTCA_CHECK(shape.num_heads <= kernels::kMostSequences, "{} heads: a launch has at most {}",
+                 shape.num_heads, kernels::kMostSequences);
+    TaskLaunches& launches = kept_launches == nullptr ? own_launches : *kept_launches;
+    std::vector<bool> aligned = kernels::aligned_keys(type, list);
+    std::shared_ptr<const Made>& made = launches.made_;
     if (!made || made->aligned != aligned) {
-      made = std::make_unique<Made>(list_, plan(type_, list_, op_.limits()), std::move(aligned),
-                                    query_tile, device_);
-      ++launches_.times_made_;
+      made = std::make_shared<const Made>(list, plan(type, list, op.limits()), std::move(aligned),
+                                          query_tile, device);
+      ++launches.times_made_;
     } else {
-      made->follow(device_);
+      made->follow(device);
     }
     return *made;
   }
 
   const Made& made_for_backward() {
     return made_by(kernels::plan_backward_launches,
-                   [this](const VarlenLaunch& launch) { return op_.query_tile(launch); });
+                   [this](const VarlenLaunch& launch) { return op.query_tile(launch); });
   }
   static bool takes_delta(const PlayedLaunch& played) { return played.lists[3].defined(); }
 
   // --- rows where they lie
-  at::Tensor tensor(const Rows& rows, ScalarType scalar, int64_t from, int64_t tokens,
-                    int64_t heads, int64_t dim) const {
-    return tensor_of(kernels::shifted(rows, scalar, from, 0), scalar, tokens, heads, dim,
-                     cuda_device_);
-  }
-  at::Tensor queries(const Run& run, Rows QueryBuffer::*field, ScalarType scalar,
+  at::Tensor queries(const RowRun& run, Rows QueryBuffer::*field, ScalarType scalar,
                      int64_t dim) const {
-    return tensor(list_.queries[run.buffer].*field, scalar, run.from, run.tokens, shape_.num_heads,
-                  dim);
+    const Rows rows = kernels::shifted(list.queries[run.buffer].*field, scalar, run.from, 0);
+    return tensor_of(rows, scalar, run.tokens, shape.num_heads, dim, cuda_device);
   }
-  at::Tensor keys_at(const Rows& rows, ScalarType scalar, int64_t from, int64_t tokens,
-                     int64_t dim) const {
-    return tensor(rows, scalar, from, tokens, shape_.num_kv_heads, dim);
+  at::Tensor keys(const RowRun& run, Rows KeyBuffer::*field, ScalarType scalar, int64_t dim) const {
+    const Rows rows = kernels::shifted(list.keys[run.buffer].*field, scalar, run.from, 0);
+    return tensor_of(rows, scalar, run.tokens, shape.num_kv_heads, dim, cuda_device);
   }
   /// [H, rows] of [rows, H, 1].
   at::Tensor heads_first(const at::Tensor& numbers) const {
-    return tensor_of(numbers.data_ptr(), accumulator_, {numbers.size(1), numbers.size(0)},
-                     {numbers.stride(1), numbers.stride(0)}, cuda_device_);
+    return tensor_of(numbers.data_ptr(), accumulator, {numbers.size(1), numbers.size(0)},
+                     {numbers.stride(1), numbers.stride(0)}, cuda_device);
   }
 
   // --- rows that are packed
-  void want_keys(const Made& made, Keys& gathered, ScratchTensors& scratch) const {
+  void want_keys(const Made& made) {
     if (made.gathered.empty()) return;
-    scratch.want(gathered.k, type_, {made.gathered_rows, shape_.num_kv_heads, shape_.head_dim_qk});
-    scratch.want(gathered.v, type_, {made.gathered_rows, shape_.num_kv_heads, shape_.head_dim_v});
+    const int64_t rows = made.gathered_rows, heads = shape.num_kv_heads;
+    scratch.want(gathered_k, aten_type(type), {rows, heads, shape.head_dim_qk});
+    scratch.want(gathered_v, aten_type(type), {rows, heads, shape.head_dim_v});
   }
-  void gather(const Made& made, const Keys& to) {
-    for (const Run& run : made.gathered) {
-      const kernels::KeyBuffer& from = list_.keys[run.buffer];
-      moves_.copy(rows_at(to.k, run.row, run.tokens),
-                  keys_at(from.k, type_, run.from, run.tokens, shape_.head_dim_qk));
-      moves_.copy(rows_at(to.v, run.row, run.tokens),
-                  keys_at(from.v, type_, run.from, run.tokens, shape_.head_dim_v));
+  void gather(const Made& made) {
+    for (const RowRun& run : made.gathered) {
+      moves.copy(rows_at(gathered_k, run.row, run.tokens),
+                 keys(run, &KeyBuffer::k, type, shape.head_dim_qk));
+      moves.copy(rows_at(gathered_v, run.row, run.tokens),
+                 keys(run, &KeyBuffer::v, type, shape.head_dim_v));
     }
   }
-  Keys keys_of(const VarlenLaunch& launch, const Keys& gathered) const {
-    const auto& [first, end] = launch.key_rows;
+  LaunchInput input(const PlayedLaunch& played, const at::Tensor& q) const {
+    const VarlenLaunch& launch = played.launch;
+    const int64_t first = launch.key_rows.begin, tokens = launch.key_rows.size();
     if (launch.buffer == kGathered)
-      return {rows_at(gathered.k, first, end - first), rows_at(gathered.v, first, end - first)};
-    const kernels::KeyBuffer& buffer = list_.keys[launch.buffer];
-    return {keys_at(buffer.k, type_, first, end - first, shape_.head_dim_qk),
-            keys_at(buffer.v, type_, first, end - first, shape_.head_dim_v)};
+      return {launch, played.lists, q, rows_at(gathered_k, first, tokens),
+              rows_at(gathered_v, first, tokens)};
+    const RowRun run{launch.buffer, first, tokens};
+    return {launch, played.lists, q, keys(run, &KeyBuffer::k, type, shape.head_dim_qk),
+            keys(run, &KeyBuffer::v, type, shape.head_dim_v)};
   }
 
+  // LSE and delta, whose dim is 1, are in the accumulator's type and read one number at a time.
+  // Head dims are multiples of 8 (kernels/task_list.cc).
+  ScalarType type_of(int64_t dim) const { return dim == 1 ? accumulator : type; }
   /// Returns true if the rows of a launch can be read where they lie.
-  bool lie_in_place(const std::vector<Run>& runs, Rows QueryBuffer::*field) const {
-    return runs.size() == 1 && kernels::loads_aligned(list_.queries[runs[0].buffer].*field, type_);
+  bool lie_in_place(const std::vector<RowRun>& runs, Rows QueryBuffer::*field, int64_t dim) const {
+    if (runs.size() != 1) return false;
+    return dim == 1 || kernels::loads_aligned(list.queries[runs[0].buffer].*field, type);
   }
   /// [query rows, H, dim]: in place, or wanted.
-  void want_packed(const PlayedLaunch& played, Rows QueryBuffer::*field, int64_t dim,
-                   at::Tensor& rows, ScratchTensors& scratch) const {
-    if (lie_in_place(played.queries, field)) {
-      rows = queries(played.queries[0], field, type_, dim);
+  void want(const PlayedLaunch& played, Rows QueryBuffer::*field, int64_t dim, at::Tensor& rows) {
+    if (lie_in_place(played.queries, field, dim)) {
+      rows = queries(played.queries[0], field, type_of(dim), dim);
     } else {
-      scratch.want(rows, type_, {played.launch.query_rows(), shape_.num_heads, dim});
+      scratch.want(rows, aten_type(type_of(dim)),
+                   {played.launch.query_rows(), shape.num_heads, dim});
     }
   }
-  void want_numbers(const PlayedLaunch& played, at::Tensor& lse, ScratchTensors& scratch) const {
-    if (played.queries.size() == 1) {
-      lse = queries(played.queries[0], &QueryBuffer::lse, accumulator_, 1);
-    } else {
-      scratch.want(lse, accumulator_, {played.launch.query_rows(), shape_.num_heads, 1});
-    }
-  }
-  void want_gradients(const Made& made, Gradients& of_o, ScratchTensors& scratch) const {
+  void want_gradients(const Made& made, Gradients& of_o) {
     int64_t rows = 0;
     for (const PlayedLaunch& played : made.launches) rows += played.launch.query_rows();
     if (rows == 0) return;
-    const std::array<int64_t, 3> sizes = {rows, shape_.num_heads, shape_.head_dim_v};
-    if (!std::ranges::all_of(made.launches, takes_delta)) scratch.want(of_o.o, type_, sizes);
+    const std::vector<int64_t> sizes = {rows, shape.num_heads, shape.head_dim_v};
+    if (!std::ranges::all_of(made.launches, takes_delta))
+      scratch.want(of_o.o, aten_type(type), sizes);
     if (gradients_lie_in_place(made)) {
-      const Run& run = made.launches[0].queries[0];
-      of_o.d_o = queries(run, &QueryBuffer::d_o, type_, shape_.head_dim_v);
-      of_o.delta = queries(run, &QueryBuffer::delta, accumulator_, 1);
+      const RowRun& run = made.launches[0].queries[0];
+      of_o.d_o = queries(run, &QueryBuffer::d_o, type, shape.head_dim_v);
+      of_o.delta = queries(run, &QueryBuffer::delta, accumulator, 1);
       return;
     }
-    scratch.want(of_o.d_o, type_, sizes);
-    scratch.want(of_o.delta, accumulator_, {rows, shape_.num_heads, 1});
+    scratch.want(of_o.d_o, aten_type(type), sizes);
+    scratch.want(of_o.delta, aten_type(accumulator), {rows, shape.num_heads, 1});
   }
   bool gradients_lie_in_place(const Made& made) const {
-    return made.launches.size() == 1 && lie_in_place(made.launches[0].queries, &QueryBuffer::d_o);
+    return made.launches.size() == 1 &&
+           lie_in_place(made.launches[0].queries, &QueryBuffer::d_o, shape.head_dim_v);
   }
   void pack_gradients(const Made& made, const Gradients& of_o) {
     if (gradients_lie_in_place(made)) return;
     int64_t first = 0;
     for (const PlayedLaunch& played : made.launches) {
       const int64_t rows = played.launch.query_rows();
-      copy_runs(played.queries, &QueryBuffer::d_o, type_, shape_.head_dim_v,
+      copy_runs(played.queries, &QueryBuffer::d_o, shape.head_dim_v,
                 rows_at(of_o.d_o, first, rows));
-      copy_runs(played.queries, &QueryBuffer::delta, accumulator_, 1,
-                rows_at(of_o.delta, first, rows));
+      copy_runs(played.queries, &QueryBuffer::delta, 1, rows_at(of_o.delta, first, rows));
       first += rows;
     }
   }
   /// Unless they lie in place.
-  void pack(const std::vector<Run>& runs, Rows QueryBuffer::*field, ScalarType scalar, int64_t dim,
+  void pack(const std::vector<RowRun>& runs, Rows QueryBuffer::*field, int64_t dim,
             const at::Tensor& rows) {
-    if (runs.size() == 1 && scalar == type_ && lie_in_place(runs, field)) return;
-    copy_runs(runs, field, scalar, dim, rows);
+    if (!lie_in_place(runs, field, dim)) copy_runs(runs, field, dim, rows);
   }
-  void copy_runs(const std::vector<Run>& runs, Rows QueryBuffer::*field, ScalarType scalar,
-                 int64_t dim, const at::Tensor& rows) {
-    for (const Run& run : runs)
-      moves_.copy(rows_at(rows, run.row, run.tokens), queries(run, field, scalar, dim));
+  void copy_runs(const std::vector<RowRun>& runs, Rows QueryBuffer::*field, int64_t dim,
+                 const at::Tensor& rows) {
+    for (const RowRun& run : runs)
+      moves.copy(rows_at(rows, run.row, run.tokens), queries(run, field, type_of(dim), dim));
   }
 
   // --- results
@@ -268,84 +256,69 @@ class VarlenPlayer {
   void put_lse(const PlayedLaunch& played, const at::Tensor& lse, std::vector<at::Tensor>& kept) {
     const int64_t rows = played.launch.query_rows();
     // Runs move together where both sides have the same strides.
-    const at::Tensor by_row = tensor_of(lse.data_ptr(), accumulator_, {rows, shape_.num_heads, 1},
-                                        {lse.stride(1), lse.stride(0), 1}, cuda_device_)
+    const at::Tensor by_row = tensor_of(lse.data_ptr(), accumulator, {rows, shape.num_heads, 1},
+                                        {lse.stride(1), lse.stride(0), 1}, cuda_device)
                                   .contiguous();
     kept.insert(kept.end(), {lse, by_row});
-    for (const Run& run : played.queries) {
-      moves_.copy(queries(run, &QueryBuffer::lse, accumulator_, 1),
-                  rows_at(by_row, run.row, run.tokens));
+    for (const RowRun& run : played.queries) {
+      moves.copy(queries(run, &QueryBuffer::lse, accumulator, 1),
+                 rows_at(by_row, run.row, run.tokens));
     }
   }
   void add(const PlayedLaunch& played, const std::array<at::Tensor, 3>& gradients) {
     const auto& [dq, dk, dv] = gradients;
     std::vector<at::Tensor> kept;
-    add_runs(played.queries, dq, played.queries_overlap, kept, [&](const Run& run) {
-      return queries(run, &QueryBuffer::dq, accumulator_, shape_.head_dim_qk);
+    add_runs(played.queries, dq, played.queries_overlap, kept, [&](const RowRun& run) {
+      return queries(run, &QueryBuffer::dq, accumulator, shape.head_dim_qk);
     });
-    add_runs(played.gradients, dk, played.gradients_overlap, kept, [&](const Run& run) {
-      return keys_at(list_.keys[run.buffer].dk, accumulator_, run.from, run.tokens,
-                     shape_.head_dim_qk);
+    add_runs(played.launch.gradients, dk, played.gradients_overlap, kept, [&](const RowRun& run) {
+      return keys(run, &KeyBuffer::dk, accumulator, shape.head_dim_qk);
     });
-    add_runs(played.gradients, dv, played.gradients_overlap, kept, [&](const Run& run) {
-      return keys_at(list_.keys[run.buffer].dv, accumulator_, run.from, run.tokens,
-                     shape_.head_dim_v);
+    add_runs(played.launch.gradients, dv, played.gradients_overlap, kept, [&](const RowRun& run) {
+      return keys(run, &KeyBuffer::dv, accumulator, shape.head_dim_v);
     });
-    moves_.play();
+    moves.play();
   }
   template <typename To>
-  void add_runs(const std::vector<Run>& runs, const at::Tensor& gradient, bool overlap,
+  void add_runs(const std::vector<RowRun>& runs, const at::Tensor& gradient, bool overlap,
                 std::vector<at::Tensor>& kept, const To& to) {
     // Runs are added together where they have one type, so several of them are worth a conversion.
     const bool together = runs.size() > 1 && !overlap;
-    const at::ScalarType sums = aten_type(accumulator_);
+    const at::ScalarType sums = aten_type(accumulator);
     kept.push_back(together && gradient.scalar_type() != sums ? gradient.to(sums) : gradient);
-    for (const Run& run : runs) {
+    for (const RowRun& run : runs) {
       const at::Tensor rows = rows_at(kept.back(), run.row, run.tokens);
-      together ? moves_.add(to(run), rows) : void(to(run).add_(rows));
+      together ? moves.add(to(run), rows) : void(to(run).add_(rows));
     }
   }
 
   void fill_rows_without_keys(const Made& made, ScalarType o_type) const {
-    for (const Run& run : made.without_keys) {
-      queries(run, &QueryBuffer::o, o_type, shape_.head_dim_v).zero_();
-      queries(run, &QueryBuffer::lse, accumulator_, 1)
+    for (const RowRun& run : made.without_keys) {
+      queries(run, &QueryBuffer::o, o_type, shape.head_dim_v).zero_();
+      queries(run, &QueryBuffer::lse, accumulator, 1)
           .fill_(-std::numeric_limits<double>::infinity());
     }
   }
-
-  const VarlenOperator& op_;
-  Shape shape_;
-  ScalarType type_;
-  const TaskList& list_;
-  ScalarType accumulator_;
-  int cuda_device_;
-  at::Device device_;
-  c10::InferenceMode no_autograd_;
-  c10::DeviceGuard device_guard_;
-  TaskLaunches own_launches_;
-  TaskLaunches& launches_;
-  RowMoves moves_;
 };
 
 void varlen_prepare(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
                     const VarlenOperator& op, Pass pass, TaskLaunches* launches) {
   if (list.tasks.empty()) return;
-  VarlenPlayer(shape, type, list, cuda_device, op, launches).prepare(pass);
+  VarlenPlayer{shape, type, list, cuda_device, op, launches}.prepare(pass);
 }
 
 int64_t varlen_forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
                        int cuda_device, const VarlenOperator& op, TaskLaunches* launches) {
   kernels::check_forward(shape, type, o_type, list);
   if (list.tasks.empty()) return 0;
-  return VarlenPlayer(shape, type, list, cuda_device, op, launches).forward(o_type);
+  return VarlenPlayer{shape, type, list, cuda_device, op, launches}.forward(o_type);
 }
 
 int64_t varlen_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
                         const VarlenOperator& op, TaskLaunches* launches) {
   kernels::check_backward(shape, list);
   if (list.tasks.empty()) return 0;
-  return VarlenPlayer(shape, type, list, cuda_device, op, launches).backward();
+  return VarlenPlayer{shape, type, list, cuda_device, op, launches}.backward();
 }
 
 void aten_output_from_delta(const at::Tensor& d_o, const at::Tensor& delta, at::Tensor o) {

@@ -38,8 +38,14 @@ struct OutputGradient {
   at::Tensor d_o, lse, delta, o;
 };
 
-/// An operator that computes one launch at a time. It is given q [query rows, H, D],
-/// k [key rows, G, D] and v [key rows, G, E] of the launch.
+/// A launch, its lists, and its q [query rows, H, D], k [key rows, G, D] and v [key rows, G, E].
+struct LaunchInput {
+  const kernels::VarlenLaunch& launch;
+  const LaunchLists& lists;
+  at::Tensor q, k, v;
+};
+
+/// An operator that computes one launch at a time.
 class VarlenOperator {
  public:
   virtual ~VarlenOperator() = default;
@@ -51,15 +57,11 @@ class VarlenOperator {
   virtual int64_t query_tile(const kernels::VarlenLaunch&) const { return 0; }
   /// Returns O [query rows, H, E] in the type of q, and LSE [H, query rows] in the accumulator's
   /// type. `place`, if defined, is where O belongs; an operator that can write there returns it.
-  virtual std::pair<at::Tensor, at::Tensor> forward(const kernels::VarlenLaunch& launch,
-                                                    const LaunchLists& lists, const at::Tensor& q,
-                                                    const at::Tensor& k, const at::Tensor& v,
+  virtual std::pair<at::Tensor, at::Tensor> forward(const LaunchInput& input,
                                                     const at::Tensor& place) const = 0;
   /// Returns dQ, dK and dV in the shapes of q, k and v, written where a sequence of the launch has
   /// rows.
-  virtual std::array<at::Tensor, 3> backward(const kernels::VarlenLaunch& launch,
-                                             const LaunchLists& lists, const at::Tensor& q,
-                                             const at::Tensor& k, const at::Tensor& v,
+  virtual std::array<at::Tensor, 3> backward(const LaunchInput& input,
                                              const OutputGradient& of_o) const = 0;
 };
 
