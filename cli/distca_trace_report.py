@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from distca_trace_sums import LAUNCH, sum_of
 
