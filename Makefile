@@ -78,7 +78,7 @@ wheels:          ## an sdist, and one wheel for all versions of PyTorch, tried w
 release: test-setup ## an archive of the last commit and its wheels, with hashes: build/release_files
 	@JOBS=$(JOBS) scripts/release.sh
 
-bench: test-setup build ## every benchmark that has bars, on two free cores, in 20 minutes; a table of the bars, and which fell
+bench: test-setup build ## every benchmark that has bars, on two free cores; a table of the bars, and which fell
 	@JOBS=$(JOBS) scripts/test_python.sh -k test_wheel
 	@.venv/bin/python bench/all.py
 

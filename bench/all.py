@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every benchmark whose bars two cores can judge, with settings that end within 20 minutes: make bench.
+"""Every benchmark whose bars two cores can judge, with its shortest settings that decide: make bench.
 
     bench/all.py [--out FOLDER] [NAME...]
 

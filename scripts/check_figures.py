@@ -21,7 +21,7 @@ NOT_CLAIMED = (  # what is no measurement
     r"8 x 131,072", r"\b\d worker", r"\b8 to\s+512\s+servers", r"2 layers, hidden size \d+", r"of \d[\d,]* tokens", r"fp\d+", r"95 %",
     r"15 interleaved", r"main\.\S+")
 ELSEWHERE = re.compile(r"gpu_")  # results of a machine that is not at hand
-CODE = ("distca", "cli", "python/distca", "python/csrc", "cmake", "CMakeLists.txt", "configs")
+CODE = ("distca", "cli", "python/distca", "python/planner_library.cc", "cmake", "CMakeLists.txt", "configs")
 
 
 def plain(number):

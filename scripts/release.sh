@@ -5,13 +5,13 @@
 #   scripts/release.sh [VERSION...]                the wheel serves these versions of PyTorch; all that were tried by default
 #   scripts/release.sh --archive                   the archive alone
 #
-# The version is that of CMakeLists.txt, and CHANGELOG.md must have a heading for it.
+# The version is that of CMakeLists.txt, and CHANGELOG.md must have a heading with it and its date.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 die() { echo "release: $*" >&2; exit 1; }
 version=$(sed -nE 's/^project\(distca VERSION ([0-9.]+) .*/\1/p' CMakeLists.txt)
-grep -q "^## $version " CHANGELOG.md || die "CHANGELOG.md has no heading '## $version (date)'"
+grep -qE "^## $version \([0-9]{4}-" CHANGELOG.md || die "CHANGELOG.md has no heading '## $version (YYYY-MM-DD)'"
 [ -z "$(git status --porcelain)" ] || die "there are changes that no commit has"
 folder=build/release_files
 rm -rf "$folder"
