@@ -1,5 +1,5 @@
 // Pipelines of two stages that share core attention: steps of a small Llama, one core a stage,
-// compared with 1F1B on the same documents. Some 30 minutes:
+// compared with 1F1B on the same documents:
 //   bench/report.py build/release/bench/pipeline
 // Lines: of each setting "speeds", "setting", a "plan" for each batch, then one a round.
 

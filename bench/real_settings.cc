@@ -7,7 +7,6 @@
 namespace distca::bench {
 namespace {
 
-constexpr int kLayers = 4;                    // layers of a stage
 constexpr int64_t kRealTolerancePpm = 2'000;  // between processes of one machine, bytes are cheap
 
 PipelineArm arm_of(RealWay way) {
@@ -48,7 +47,7 @@ LlamaConfig real_model(const RealSetting& setting) {
   return {.vocab_size = 256,
           .hidden_size = 128,
           .intermediate_size = setting.intermediate_size,
-          .num_hidden_layers = kLayers * kRealStages,
+          .num_hidden_layers = setting.layers * kRealStages,
           .num_attention_heads = 2,
           .num_key_value_heads = 1,
           .head_dim = 64};
@@ -62,7 +61,7 @@ BatchLengths real_batch(const RealSetting& setting, int batch) {
 PipelineParts real_parts(RealWay way, const LlamaConfig& model, const BatchLengths& batch,
                          const MeasuredSpeeds& speeds) {
   return PipelineParts(step_request(arm_of(way), {.grid = {.stages = kRealStages},
-                                                  .layers = kLayers,
+                                                  .layers = model.num_hidden_layers / kRealStages,
                                                   .lengths = lengths_of(way, batch, speeds.speed),
                                                   .shape = model.shape().attention,
                                                   .speed = speeds.speed,

@@ -15,14 +15,15 @@ inline constexpr int kRealStages = 2, kRealMicroBatches = 4;
 /// The work of a step. The MLP's width decides how much of it is core attention.
 struct RealSetting {
   const char* name;
+  int64_t layers;  // layers of a stage
   int64_t intermediate_size;
   int64_t tokens;        // tokens of a nano-batch
   double median_tokens;  // median length of a document
   bool judged;
 };
 inline constexpr std::array kRealSettings{
-    RealSetting{"attention over 0.40", 512, 8192, 3072, true},
-    RealSetting{"attention near 0.25", 1152, 4096, 768, false}};
+    RealSetting{"attention over 0.40", 2, 128, 4096, 2048, true},
+    RealSetting{"attention near 0.25", 2, 640, 4096, 768, false}};
 
 LlamaConfig real_model(const RealSetting& setting);
 /// The documents of one of the batches that rounds take in turn, from 0.

@@ -66,6 +66,11 @@ constexpr std::array kPasses{Pass::kForward, Pass::kBackward};
 
 // --- pipeline ---
 
+/// The recordings have these; the settings of bench/pipeline have become shorter since.
+constexpr std::array kRecordedSettings{
+    RealSetting{"attention over 0.40", 4, 512, 8192, 3072, true},
+    RealSetting{"attention near 0.25", 4, 1152, 4096, 768, false}};
+
 MeasuredSpeeds speeds_of(const Json& line) {
   MeasuredSpeeds speeds{.linear_ns = line["linear_ns"],
                         .attention_ns = line["attention_ns"],
@@ -293,8 +298,8 @@ std::vector<RecordedStep> recorded_real(const std::filesystem::path& path) {
   std::vector<RecordedStep> steps;
   for (const RecordedBlock& block : recorded_blocks(path, "setting")) {
     const auto setting = std::ranges::find_if(
-        kRealSettings, [&](const RealSetting& one) { return block.head["name"] == one.name; });
-    DISTCA_CHECK(setting != kRealSettings.end(), "{}", block.head.dump());
+        kRecordedSettings, [&](const RealSetting& one) { return block.head["name"] == one.name; });
+    DISTCA_CHECK(setting != kRecordedSettings.end(), "{}", block.head.dump());
     const LlamaConfig model = real_model(*setting);
     const MeasuredSpeeds speeds = speeds_of(block.before.back());
     for (const RealWay way : {kOurs, kPaper, kPairs, kSingles, kEvenPacked}) {

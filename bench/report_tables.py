@@ -99,14 +99,23 @@ def thread_rows(out, head, line):
 
 
 def plan(out, head, lines):
-    out.say("Planning on one pinned thread, layout balanced; metadata: the exchanges of all ranks. ms: best of {rounds}.\n"
+    out.say("Planning on one pinned thread; metadata: the exchanges of all ranks. ms: best of {rounds}. bytes: of Q, K, V and O\n"
+            "of forward of a layer, all ranks; most: Q, K, V of the rank that sends most; both as shares of the released planner's.\n"
             .format_map(head))
+    released = {line["of"]: line["figures"] for line in of(lines, "released")}
+    out.table("released planner|max/mean|bytes, MiB|most, MiB",
+              [f"{name}|{its['max_over_mean']:.3f}|{its['bytes'] / 2**20:,.0f}|{its['max_send_bytes'] / 2**20:,.0f}"
+               for name, its in released.items()])
     rows = []
     for line in of(lines, "plan"):
         out.section = f"{line['of']}, {line['way']}"
         times = {name: line[name] for name in ("plan_ms", "metadata_ms")}
         times["plan_and_metadata_ms"] = sum(times.values())
-        bars = [out.judge_exact(name, ms, servers=line["servers"]) for name, ms in times.items()]
+        bars = [out.judge_exact(name, ms, servers=line["servers"]) for name, ms in times.items()
+                if line["way"] != "sequential layout"]  # no run has it by default: it shows what tasks alone bring
         said = "; ".join(f"{bar['figure']}, bar {bar['at_most']}: {bar['verdict']}" for bar in bars if bar)
-        rows.append(f"{line['of']}|{line['way']}|{times['plan_ms']:.2f}|{times['metadata_ms']:.2f}|{said or '-'}")
-    out.table("workload|way|plan ms|metadata ms|verdicts", rows)
+        ours, its = line["figures"], released[line["of"]]
+        shares = "|".join(f"{ours[key] / its[key]:.3f}" for key in ("bytes", "max_send_bytes"))
+        rows.append(f"{line['of']}|{line['way']}|{ours['max_over_mean']:.4f}|{shares}|{times['plan_ms']:.2f}|"
+                    f"{times['metadata_ms']:.2f}|{said or '-'}")
+    out.table("\nworkload|way|max/mean|bytes|most|plan ms|metadata ms|verdicts", rows)

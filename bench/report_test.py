@@ -126,7 +126,9 @@ def planned(servers, plan_ms, metadata_ms):
     """The lines of bench/plan of one plan."""
     head = dict.fromkeys(("machine", "date", "commit", "build", "compiler", "torch"), "x")
     return [{"line": "header", "bench": "plan", "rounds": 1} | head,
-            {"line": "plan", "of": "w", "way": "spread", "servers": servers, "plan_ms": plan_ms, "metadata_ms": metadata_ms}]
+            {"line": "released", "of": "w", "figures": {"max_over_mean": 1.05, "bytes": 2 << 20, "max_send_bytes": 2 << 20}},
+            {"line": "plan", "of": "w", "way": "spread", "servers": servers, "plan_ms": plan_ms, "metadata_ms": metadata_ms,
+             "figures": {"max_over_mean": 1.02, "bytes": 1 << 20, "max_send_bytes": 1 << 19}}]
 
 
 class Plans(unittest.TestCase):

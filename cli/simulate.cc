@@ -236,6 +236,10 @@ void simulate(const SimulateArguments& asked) {
   const Config config = load_config(asked.config, asked.overrides);
   const Machine machine = machine_by_name(asked.machine);
   if (asked.prints_machine) return fmt::print("{}", machine_to_json(machine));
+  DISTCA_THROW_IF(!asked.trace.empty() && !asked.out.empty() &&
+                      std::filesystem::absolute(asked.trace).lexically_normal() ==
+                          std::filesystem::absolute(asked.out).lexically_normal(),
+                  ErrorKind::kUsage, "--trace and --out both name {}", asked.trace);
   const auto trace = result_file("--trace", asked.trace), out = result_file("--out", asked.out);
   say_notes(config.notes);
   const auto keep = [&](const std::string& json) {

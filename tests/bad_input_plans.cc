@@ -216,6 +216,8 @@ std::vector<BadInput> bad_best_settings() {
        "--slow 1=0: it is not RANK=SPEED"},
       {"distca simulate --lengths lengths.json --workers 2 --slow 1=0.7 --slow 1=0.8",
        "--slow 1=0.8: rank 1 has a speed already"},
+      {"distca simulate --lengths lengths.json --workers 2 --trace a.json --out ./a.json",
+       "--trace and --out both name a.json"},
       {find + "--gpus 2 --slow 1=0.7", "excludes"},
       {find + "--gpus 2 --rivals none,wlb", "--rivals none beside other names"},
       {"distca simulate --print-machine --workers 2",
