@@ -87,7 +87,7 @@ class Rank(training.Rank):
     def sent_bytes(self):
         """Of all calls of attention up to here, a rank's share of what all ranks send."""
         _group, ops = self.distca._group, self.distca._ops.ops
-        return ops.balance(_group.name_of(None))[2] / self.options.ranks
+        return ops.balance(_group.name_of(None))[3] / self.options.ranks
 
     def their_step(self, arm, lengths):
         batch = self.whole_batch(lengths)

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -269,6 +270,13 @@ void simulate(const SimulateArguments& asked) {
   if (trace) trace->file.commit();
   const std::string json = canonical_json(json_of(simulated, machine, asked.step, ranks, slow));
   keep(json);
+  const std::vector<std::string>& stated = known_machines();
+  if (!config.on_cuda() && std::ranges::find(stated, machine.name) != stated.end()) {
+    say_notes(
+        {{fmt::format("machine {} is of GPUs, and train.device = cpu; `distca profile "
+                      "--machine` measures this computer for --machine FILE",
+                      machine.name)}});
+  }
   if (asked.json) return fmt::print("{}", json);
   print_for_people(config, step, asked.step, simulated, machine, slow);
   if (trace) print_trace(asked.trace, simulated);

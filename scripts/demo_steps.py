@@ -58,9 +58,10 @@ def main(program, *words):
     step_s, start_s = measure(program, words)
     steps = choose(step_s, start_s)
     most = f"; {MOST} would take {seconds(MOST, step_s, start_s) / 60:.0f} minutes" if steps < MOST else ""
-    print(f"{steps} steps, for a step takes {step_s:.2g} s on this machine, and the training shall end within 4 minutes{most}",
+    warmup = steps // WARMUP_SHARE
+    print(f"{steps} steps, {warmup} of them to warm up, for a step takes {step_s:.2g} s on this machine, and the training shall end within 4 minutes{most}",
           file=sys.stderr)
-    print(f"train.steps={steps} optimizer.warmup_steps={steps // WARMUP_SHARE}")
+    print(f"train.steps={steps} optimizer.warmup_steps={warmup}")
 
 
 if __name__ == "__main__":

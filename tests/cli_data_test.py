@@ -161,7 +161,7 @@ class Prepare(unittest.TestCase):
         self.write("bare/tokenizer_config.json", '{"eos_token": "</s>"}')
         self.refused("eos_token '</s>' is not in the vocabulary", "--tokenizer", "bare")
         self.write("modules/tokenizers.py", "raise ImportError")
-        self.refused("has no package tokenizers: install it (pip install tokenizers)")
+        self.refused("has no package tokenizers: name a Python that has it with DISTCA_PYTHON")
         self.refused("absent: No such file or directory; this verb needs Python", DISTCA_PYTHON="absent", code=1)
         self.refused("distca-tokenize ended before its work was done: exit code 1", DISTCA_PYTHON="false", code=1)
 

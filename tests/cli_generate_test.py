@@ -167,7 +167,7 @@ class Generate(unittest.TestCase):
         refused(broken, "absent: No such file or directory; this verb needs Python", 1, DISTCA_PYTHON="absent")
         (self.folder / "none").mkdir()
         (self.folder / "none/tokenizers.py").write_text("raise ImportError")
-        refused(broken, "has no package tokenizers: install it", PYTHONPATH=str(self.folder / "none"))
+        refused(broken, "has no package tokenizers: name a Python that has it", PYTHONPATH=str(self.folder / "none"))
 
 
 if __name__ == "__main__":

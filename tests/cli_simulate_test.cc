@@ -43,10 +43,12 @@ TEST_F(CliSimulateTest, simulate_plays_the_plans_that_plan_shows) {
   EXPECT_EQ(json.at("load_after").size(), 8u);
   EXPECT_GT(json.at("step_s"), json.at("busy_s"));
   EXPECT_EQ(json.at("stages").at(0).at("name"), "workers");
-  EXPECT_THAT(succeed(joined(words, {"--machine", "h100"})).out,
+  const Outcome of_h100 = succeed(joined(words, {"--machine", "h100"}));
+  EXPECT_THAT(of_h100.out,
               AllOf(HasSubstr("machine h100\n"),
                     HasSubstr("plan hash " + json.at("plan_hash").get<std::string>()),
                     HasSubstr("s if no rank ever waited"), HasSubstr("linear_tflops")));
+  EXPECT_THAT(of_h100.err, HasSubstr("note: machine h100 is of GPUs, and train.device = cpu; "));
 }
 
 TEST_F(CliSimulateTest, a_stage_that_does_not_fit_is_named) {

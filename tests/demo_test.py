@@ -86,7 +86,7 @@ class Demo(unittest.TestCase):
     def test_a_fast_machine_trains_100_steps_after_a_probe_of_3_elsewhere(self):
         (probe, training), text, code = self.demo(step_s=0.01)
         self.assertEqual((code, self.steps_of(probe), self.steps_of(training)), (0, 3, 100), text)
-        self.assertIn("\n100 steps, for a step takes 0.01 s on this machine", text)
+        self.assertIn("\n100 steps, 20 of them to warm up, for a step takes 0.01 s on this machine", text)
         self.assertIn("optimizer.warmup_steps=20", training)
         output = [word for word in probe if word.startswith("train.output_dir=")][-1]
         self.assertFalse(pathlib.Path(output.split("=")[1]).exists(), "the probe's folder stays")
@@ -96,7 +96,7 @@ class Demo(unittest.TestCase):
         (_, training), text, code = self.demo(step_s=8)
         steps = self.steps_of(training)
         self.assertEqual((code, steps), (0, 23), text)  # 23 + 2 * 2 steps are 216 s
-        self.assertIn(f"\n{steps} steps, for a step takes 8 s on this machine", text)
+        self.assertIn(f"\n{steps} steps, 4 of them to warm up, for a step takes 8 s on this machine", text)
         self.assertIn("; 100 would take ", text)
         self.assertIn(f"optimizer.warmup_steps={steps // 5}", training)
 

@@ -35,9 +35,15 @@ NanoBatch documents_of(const std::vector<int64_t>& cu_seqlens) {
   return NanoBatch::from_lengths(lengths);
 }
 
+constexpr int64_t kLinearFlops = 6;  // for each multiply-add, forward and backward
+
+/// 7 for each multiply-add of QK^T and PV, forward and backward, which computes QK^T again.
+int64_t flops_of_pair(const AttentionShape& shape) {
+  return 7 * shape.num_heads * (shape.head_dim_qk + shape.head_dim_v);
+}
+
 /// Each rank's share, with which it is done with linear work and attention when the others are.
-/// Times are flops of forward and backward, of which linear work has 6 for each multiply-add, and
-/// attention 7 for each one of a pair's QK^T and PV (backward computes QK^T again).
+/// Times are flops of forward and backward.
 std::vector<int64_t> whole_even_capacities(const BatchRequest& request, int num_holders,
                                            const NanoBatch& documents,
                                            const AttentionShape& shape) {
@@ -54,9 +60,8 @@ std::vector<int64_t> whole_even_capacities(const BatchRequest& request, int num_
     } else if (rank < num_holders) {
       mine.tokens = documents.num_tokens() / num_holders;
     }
-    if (mine.tokens > 0) mine.layers_ps_per_token = 2 * 3 * request.linear_work;
-    mine.attention_ps_per_kload =
-        7 * 1000 * shape.num_heads * (shape.head_dim_qk + shape.head_dim_v);
+    if (mine.tokens > 0) mine.layers_ps_per_token = kLinearFlops * request.linear_work;
+    mine.attention_ps_per_kload = 1000 * flops_of_pair(shape);
   }
   return even_capacities(work, BalanceTarget::kWhole, load);
 }
@@ -138,18 +143,14 @@ std::vector<std::vector<Range>> tokens_of(const Plan& plan) {
   return tokens;
 }
 
-double over_mean(const std::vector<int64_t>& pairs) {
-  return distca::max_over_mean({.capacity = std::vector<int64_t>(pairs.size(), 1)}, pairs);
-}
-
-/// BatchPlan::pairs_over_mean_at_home.
-double at_home_of(const Plan& plan) {
+/// [rank] The pairs of the queries that it holds.
+std::vector<int64_t> pairs_at_home(const Plan& plan) {
   std::vector<int64_t> pairs(plan.load.size(), 0);
   for (int rank = 0; rank < plan.layout.num_workers(); ++rank) {
     for (const Segment& segment : plan.layout.workers[rank])
       pairs[rank] += plan.shape.mask.pairs(segment.tokens, {0, segment.tokens.end});
   }
-  return over_mean(pairs);
+  return pairs;
 }
 
 std::optional<int64_t> tolerance_ppm_of(const BatchRequest& request) {
@@ -183,7 +184,7 @@ AttentionShape attention_shape(const Shape& shape, int64_t window_left) {
 struct BatchPlan::State {
   std::string hash;
   std::vector<std::vector<Range>> tokens;
-  double at_home;
+  std::vector<int64_t> pairs_at_home;
   Plan plan;
 };
 
@@ -194,7 +195,7 @@ BatchPlan::BatchPlan(Plan plan) {
   const std::vector<std::string> faults = validate(plan, checks);
   require(faults.empty(), "{}", faults.empty() ? "" : faults[0]);
   state_ = std::make_shared<const State>(
-      State{plan_hash(plan), tokens_of(plan), at_home_of(plan), std::move(plan)});
+      State{plan_hash(plan), tokens_of(plan), pairs_at_home(plan), std::move(plan)});
 }
 
 BatchPlan BatchPlan::from_json(std::string_view json) { return BatchPlan(plan_from_json(json)); }
@@ -207,12 +208,23 @@ int64_t BatchPlan::num_tokens(int rank) const {
   return tokens;
 }
 double BatchPlan::max_over_mean() const { return distca::max_over_mean(state_->plan); }
-double BatchPlan::pairs_over_mean() const {
-  std::vector<int64_t> pairs;
-  for (const ServerLoad& load : state_->plan.load) pairs.push_back(load.pairs);
-  return over_mean(pairs);
+BatchPlan::Work BatchPlan::work(int64_t linear_work) const {
+  const Plan& plan = state_->plan;
+  Work work{};
+  for (size_t rank = 0; rank < plan.load.size(); ++rank) {
+    const double linear = kLinearFlops * static_cast<double>(linear_work) *
+                          static_cast<double>(std::cmp_less(rank, plan.layout.num_workers())
+                                                  ? plan.layout.num_tokens(static_cast<int>(rank))
+                                                  : 0);
+    const auto with = [&](int64_t pairs) {
+      return linear + static_cast<double>(flops_of_pair(plan.shape) * pairs);
+    };
+    work.at_home = std::max(work.at_home, with(state_->pairs_at_home[rank]));
+    work.planned = std::max(work.planned, with(plan.load[rank].pairs));
+    work.mean += with(plan.load[rank].pairs) / static_cast<double>(plan.load.size());
+  }
+  return work;
 }
-double BatchPlan::pairs_over_mean_at_home() const { return state_->at_home; }
 int64_t BatchPlan::sent_bytes() const {
   int64_t bytes = 0;
   for (const ServerLoad& load : state_->plan.load) bytes += load.send_bytes + load.o_send_bytes;

@@ -147,10 +147,14 @@ class BatchPlan {
   /// The (query, key) pairs of the busiest rank, divided by its share of all pairs by capacity. 1
   /// is perfect.
   double max_over_mean() const;
-  /// The pairs of the busiest rank over the mean, whatever capacities are.
-  double pairs_over_mean() const;
-  /// Returns the same figure, if each rank computed what it holds, all of it and nothing else.
-  double pairs_over_mean_at_home() const;
+  /// Flops of a layer, forward and backward: of core attention, and of `linear_work`, which is that
+  /// of BatchRequest, for each token on the rank that holds it.
+  struct Work {
+    double at_home;  // the busiest rank's, if each computed what it holds and nothing else
+    double planned;  // the busiest rank's
+    double mean;     // over all ranks
+  };
+  Work work(int64_t linear_work) const;
   /// The bytes that all ranks send in the forward of a layer.
   int64_t sent_bytes() const;
   /// 16 hex digits that are equal where plans are equal. Ranks compare them before they follow a

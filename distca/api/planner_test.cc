@@ -89,6 +89,9 @@ TEST(PlanBatch, gives_ranks_with_fewer_tokens_more_attention) {
                                        .tokens = {{{0, 4096}}, {{4096, 5120}}},
                                        .linear_work = linear_work});
     const std::vector<ServerLoad>& load = plan.plan().load;
+    const BatchPlan::Work work = plan.work(linear_work);
+    EXPECT_LE(work.planned, 1.05 * work.mean);
+    EXPECT_GT(work.at_home, 1.5 * work.mean);
     return std::pair{static_cast<double>(load[0].pairs), static_cast<double>(load[1].pairs)};
   };
   const auto [even0, even1] = pairs(0);
@@ -129,10 +132,10 @@ TEST(PlanBatch, takes_tokens_that_are_cut_anywhere_and_reads_their_plans) {
                                        .tokens = tokens,
                                        .scheduler = scheduler});
     EXPECT_EQ(plan.tokens(), tokens);
-    EXPECT_GT(plan.pairs_over_mean_at_home(), 1.5);
-    if (plan.plan().options.scheduler == "local") {
-      EXPECT_DOUBLE_EQ(plan.pairs_over_mean_at_home(), plan.max_over_mean());
-    }
+    const BatchPlan::Work work = plan.work(0);
+    EXPECT_GT(work.at_home, 1.5 * work.mean);
+    EXPECT_NEAR(work.planned / work.mean, plan.max_over_mean(), 1e-12);
+    if (plan.plan().options.scheduler == "local") EXPECT_DOUBLE_EQ(work.at_home, work.planned);
     EXPECT_EQ(BatchPlan::from_json(plan.json()).hash(), plan.hash());
   }
 }

@@ -94,12 +94,12 @@ std::vector<int64_t> counts(std::string group) {
   return {counts.forwards, counts.backwards, counts.sent_bytes, counts.plans};
 }
 
-/// [3] Balance.
+/// [4] Balance.
 std::vector<double> balance(std::string group) {
   const auto ranks = Ranks::find(group);
   const std::scoped_lock lock(ranks->mutex);
-  const auto& [at_home, planned, sent_bytes] = ranks->balance;
-  return {at_home, planned, sent_bytes};
+  const auto& [work, sent_bytes] = ranks->balance;
+  return {work.at_home, work.planned, work.mean, sent_bytes};
 }
 
 /// `numbers`: [documents + 1] where whole documents begin, and where the last one ends; or [3 *

@@ -56,8 +56,7 @@ struct Counts {
 
 /// How even the attention of a group's forwards was: sums over all calls of a layer.
 struct Balance {
-  double at_home = 0;     // BatchPlan::pairs_over_mean_at_home
-  double planned = 0;     // BatchPlan::pairs_over_mean
+  api::BatchPlan::Work work{};
   double sent_bytes = 0;  // in forward, of all ranks
 };
 

@@ -51,9 +51,11 @@ class Turn {
   c10::OptionalDeviceGuard current_;
 };
 
-void note_balance(Balance& balance, const api::BatchPlan& plan) {
-  balance.at_home += plan.pairs_over_mean_at_home();
-  balance.planned += plan.pairs_over_mean();
+void note_balance(Balance& balance, const api::BatchPlan& plan, int64_t linear_work) {
+  const api::BatchPlan::Work work = plan.work(linear_work);
+  balance.work.at_home += work.at_home;
+  balance.work.planned += work.planned;
+  balance.work.mean += work.mean;
   balance.sent_bytes += static_cast<double>(plan.sent_bytes());
 }
 
@@ -138,7 +140,7 @@ std::shared_ptr<Call> Step::start(int64_t layer, const LayerKind& kind, const at
   auto call = std::make_shared<Call>(ranks_, std::move(attention), kind.kind.cuda_device,
                                      std::move(forward));
   ++ranks_->forwards;
-  note_balance(ranks_->balance, *agreed_.plan_of(kind));
+  note_balance(ranks_->balance, *agreed_.plan_of(kind), kind.linear_work);
   if (layer >= 0) calls_[layer] = call;
   return call;
 }

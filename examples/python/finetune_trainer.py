@@ -39,6 +39,7 @@ def main():
             args=transformers.TrainingArguments(
                 output_dir=folder, use_cpu=True, per_device_train_batch_size=4, max_steps=8, learning_rate=1e-2,
                 logging_steps=1, eval_strategy="steps", eval_steps=4, save_strategy="no", report_to="none",
+                ddp_broadcast_buffers=False,  # so that a rank that is missing is named by DistCA
                 disable_tqdm=True),
             train_dataset=list(documents(64, seed=1)),
             eval_dataset=list(documents(8, seed=2)),

@@ -11,11 +11,10 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from megatron_sdpa import PackedAttention
-
-import distca.megatron
 
 warnings.filterwarnings("ignore", module="megatron")  # of what is not installed on machines without a GPU
+import distca.megatron
+from megatron_sdpa import PackedAttention
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel

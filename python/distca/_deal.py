@@ -134,7 +134,7 @@ def _read(batch) -> tuple[dict, list]:
         found = list(tokens.shape) if isinstance(tokens, torch.Tensor) else "none"
         raise ValueError(f"a batch that is dealt over ranks has input_ids [rows, tokens], this one has {found}")
     if mask is not None and (mask.dim() != 2 or not bool((mask == 1).all())):
-        raise ValueError("attention_mask is not all ones: a batch that is dealt over ranks is packed")
+        raise ValueError("attention_mask is not all ones: a batch that is dealt over ranks is packed (DataCollatorWithFlattening)")
     labels = given.get("labels")
     if labels is not None and "shift_labels" not in given:
         if not isinstance(labels, torch.Tensor) or labels.shape != tokens.shape or labels.is_floating_point():

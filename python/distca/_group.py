@@ -40,7 +40,7 @@ class _Open:
     theirs: weakref.ref  # the caller's group
     own: object  # the process group
     opening: tuple  # backend, timeout_s, startup_timeout_s
-    given: tuple = (0.0, 0)  # the sum over dealt steps of max/mean as the loaders gave them, and how many steps
+    given: tuple = (0, 0.0)  # sums over dealt steps, as the loaders gave them: pairs of the busiest rank, and their mean
     ahead: str = ""  # the name of another group of ours on the same ranks, for messages of a thread
 
 
@@ -228,7 +228,7 @@ class Report:
     """How uneven attention was, and what balance makes of it. `print` shows it in one line."""
 
     calls: int  # of attention, in forward
-    before: float  # (query, key) pairs of the busiest rank over the mean, where each computes for its own tokens
+    before: float  # work of the busiest rank over the mean, where each computes for its own tokens
     after: float  # the same, as they were planned
     sent_bytes: float  # in the forward of a layer, of a rank
 
@@ -248,31 +248,37 @@ class Report:
 def report(group=None) -> Report:
     """How uneven the batches of a group were, the speed-up that balance predicts, and the bytes that it takes.
 
-    group: as in `attention`, or an attached model of Transformers, wrapped or not, whose group is taken. Means over all calls
-    of attention so far that ranks computed together. It sends nothing, all ranks get the same, and one may ask alone.
+    group: as in `attention`, or an attached model of Transformers or one of Megatron-Core, wrapped or not, whose group is
+    taken. Sums over all calls of attention so far that ranks computed together: work is attention's (query, key) pairs, and
+    with `linear_work`, which `attach` gives for several nano-batches, the layers' other multiply-adds, too. It sends
+    nothing, all ranks get the same, and one may ask alone.
 
-    With `distca.shard`, `before` is what the batches were as the loaders gave them, whole on their ranks, counted without
+    With `distca.shard`, `before` counts the pairs of the batches as the loaders gave them, whole on their ranks, without
     windows.
     """
     while isinstance(getattr(group, "module", None), torch.nn.Module):  # DDP and its like
         group = group.module
     if hasattr(group, "get_decoder"):
         group = import_module("distca.transformers").attached_of(group).group
+    elif isinstance(group, torch.nn.Module) and "distca.megatron" in sys.modules:
+        layers = [one for one in group.modules() if isinstance(one, sys.modules["distca.megatron"].CoreAttention)]
+        group = layers[0].group if layers else group
     name = _open_name_of(group)
     calls = ops.counts(name)[0] if name else 0
     if not calls:
         return Report(0, 1.0, 1.0, 0.0)
-    before, after, sent_bytes = (value / calls for value in ops.balance(name))
-    total, steps = _open[name].given
-    return Report(calls, total / steps if steps else before, after, sent_bytes / dist.get_world_size(resolved(group)))
+    at_home, planned, mean, sent_bytes = ops.balance(name)
+    most, given = _open[name].given
+    before, after = (most / given if given else at_home / mean, planned / mean) if mean else (1.0, 1.0)
+    return Report(calls, before, after, sent_bytes / calls / dist.get_world_size(resolved(group)))
 
 
 def note_given(name, lengths):
     """Notes what a step would be without dealing. lengths: [ranks][documents] that the loaders gave."""
     pairs = [sum(length * (length + 1) for length in of_rank) for of_rank in lengths]
     if name and sum(pairs):
-        total, steps = _open[name].given
-        _open[name].given = total + max(pairs) * len(pairs) / sum(pairs), steps + 1
+        most, mean = _open[name].given
+        _open[name].given = most + max(pairs), mean + sum(pairs) / len(pairs)
 
 
 def balanced_calls() -> int:

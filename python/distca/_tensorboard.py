@@ -73,8 +73,8 @@ class Events:
             from tensorboard.compat.proto.summary_pb2 import Summary
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
-            raise Refused(f"{sys.executable} has no package tensorboard: install it (pip install tensorboard), or name "
-                          "another Python with DISTCA_PYTHON") from None
+            raise Refused(f"{sys.executable} has no package tensorboard: name a Python that has it with DISTCA_PYTHON, such as "
+                          "VENV/bin/python after `python3 -m venv VENV && VENV/bin/pip install tensorboard`") from None
         self.event, self.summary, self.start = Event, Summary, SessionLog(status=SessionLog.START)
         mark = f".distca-{hashlib.sha256(os.fsencode(os.path.realpath(run))).hexdigest()[:8]}"
         folder = Path(folder)

@@ -65,8 +65,8 @@ def load(given):
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise BadInput(f"{sys.executable} has no package tokenizers: install it (pip install tokenizers), or name "
-                       "another Python with DISTCA_PYTHON") from None
+        raise BadInput(f"{sys.executable} has no package tokenizers: name a Python that has it with DISTCA_PYTHON, such as "
+                       "VENV/bin/python after `python3 -m venv VENV && VENV/bin/pip install tokenizers`") from None
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing narrower

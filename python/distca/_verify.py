@@ -101,6 +101,9 @@ def _gradients(model, parameters, batch, loss) -> tuple[float, dict]:
         one.grad = None
     output = model(**batch) if isinstance(batch, Mapping) else model(batch)
     found = loss(output) if loss else getattr(output, "loss", output)
+    if not isinstance(found, torch.Tensor) or found.numel() != 1:
+        what = f"a tensor of {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+        raise ValueError(f"verify: the loss is {what}, where one number is needed: loss=torch.sum, say, makes one of the output")
     found.backward()
     gradients = {}
     for name, one in parameters:

@@ -281,6 +281,7 @@ def compare(batches_of, tp, pp, dtype, cp=1, **changes):
         mine = [batch.cut(parallel_state.get_context_parallel_rank(), cp) for batch in mine]
     summed = torch.tensor(play(model, mine), dtype=torch.float64)
     after = ours.statistics(shared)
+    assert ours.report(model) == ours.report(shared)
     dist.all_reduce(summed, group=shared)
     pairs = {name: (parameter.main_grad, part(whole.grad)) for (name, _), (parameter, whole, part) in
              zip(model.module.named_parameters(), shards(model.module, reference), strict=True)}

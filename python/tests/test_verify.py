@@ -137,6 +137,14 @@ def test_a_model_without_gradients_is_refused():
         ours.verify(Model(detached), batch, loss=lambda output: output.detach().requires_grad_())
 
 
+def test_a_loss_is_one_number():
+    batch = {"x": tokens_of([9]), "cu_seqlens": cu_seqlens_of([9])}
+    with pytest.raises(ValueError, match=r"the loss is a tensor of \[2, 3\], where one number is needed: loss=torch.sum"):
+        ours.verify(Model(balanced), batch, loss=lambda output: output.new_ones(2, 3))
+    with pytest.raises(ValueError, match="the loss is a float, where"):
+        ours.verify(Model(balanced), batch, loss=lambda output: 1.5)
+
+
 def test_can_run_says_why_not():
     (q, k, v), _ = qkv(9, dtype=torch.float32)
     cu_seqlens = cu_seqlens_of([9])
