@@ -283,7 +283,7 @@ def draw(out):
         panels[0].annotate(str(number), (event["step"], 3.8), color="#444444")
         for panel in panels[1:]:
             panel.axvline(event["s"] / 60, color="#888888", linewidth=0.6)
-    panels[0].legend(loc="upper right")
+    panels[0].legend(loc="lower left")
     named = "\n".join(f"{number}  {event['name']}" for number, event in enumerate(events, 1))
     figure.suptitle(named, x=0.05, ha="left", fontsize=9)
     figure.savefig(sys.stdout.buffer, format="svg", metadata={"Date": None})
