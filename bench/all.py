@@ -15,7 +15,6 @@ import json
 import os
 import pathlib
 import shlex
-import subprocess
 import sys
 import time
 from typing import NamedTuple
@@ -83,7 +82,7 @@ def page(name, command, minutes, text):
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/bench"))
-    options.add_argument("--figures", action="store_true", help="everything that is cited, three hours")
+    options.add_argument("--figures", action="store_true", help="everything that is cited, by its full settings")
     options.add_argument("names", nargs="*", metavar="NAME", help=", ".join(RUNS))
     asked = options.parse_args()
     if unknown := set(asked.names) - set(RUNS):
